@@ -103,8 +103,9 @@ class _Finder:
         except ModuleNotFoundError as error:
             if not (error.name or "").startswith("torchwise_models"):
                 raise
-            text = f"{fullname} is called {now} now, and comes with torchwise-models: pip install torchwise-models"
-            text += ", or ./plugins/models in a checkout"
+            from torchwise.installation import suggest_models_package
+
+            text = f"{fullname} is called {now} now, and comes with {suggest_models_package()}"
             raise ModuleNotFoundError(text, name=fullname) from None
         if found is None:
             return None

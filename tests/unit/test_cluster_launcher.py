@@ -237,7 +237,7 @@ def test_only_what_pytorch_reads_and_no_place_is_taken_along() -> None:
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'torchwise\[ray\]'"):
+    with pytest.raises(UnsupportedError, match=r"pip install 'ray\[client\]'"):
         connect(None)
 
 

@@ -79,7 +79,7 @@ def test_an_address_that_is_taken_is_refused_with_the_way_out(told: list[list[st
 def test_without_streamlit_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     find: Any = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "streamlit" else find(name))
-    with pytest.raises(UnsupportedError, match=r"pip install 'torchwise\[dashboard\]'"):
+    with pytest.raises(UnsupportedError, match=r"pip install 'streamlit>=1.46'"):
         serve.serve("store.db", "localhost", 8501, read_only=True, browser=False)
 
 

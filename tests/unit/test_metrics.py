@@ -248,6 +248,6 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     fast: Any = torchwise.apply(double, make_decision(double, PLAN, X))
     with pytest.raises(
-        UnsupportedError, match=r"prometheus-client, which is not installed: pip install 'torchwise\[metrics\]'"
+        UnsupportedError, match=r"prometheus-client, which is not installed: pip install prometheus-client"
     ):
         torchwise.export_metrics(fast, "it")

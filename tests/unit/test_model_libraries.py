@@ -58,7 +58,7 @@ def load(target: str, **keywords: object) -> Workload:
     scheme, _, name = target.partition(":")
     if scheme in ("hf", "diffusers"):
         library = {"hf": "transformers"}.get(scheme, scheme)
-        pytest.importorskip(library, reason=f"{target} needs {library}: pip install 'torchwise[models]'")
+        pytest.importorskip(library, reason=f"{target} needs {library}: scripts/setup")
     return getattr(libraries, f"load_{scheme}")(name, **keywords)
 
 
@@ -438,7 +438,7 @@ def test_a_wrong_target_is_answered_with_the_value_the_rule_and_the_way_out(targ
 def test_a_missing_library_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch, target: str, library: str) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     scheme, _, name = target.partition(":")
-    with pytest.raises(TargetError, match=rf"{target} needs {library}, .*pip install 'torchwise\[models\]'"):
+    with pytest.raises(TargetError, match=rf"{target} needs {library}, .*pip install 'timm>=1.0' torchvision "):
         getattr(libraries, f"load_{scheme}")(name)
 
 

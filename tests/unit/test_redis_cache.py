@@ -122,5 +122,5 @@ def test_a_limit_of_nothing_is_refused() -> None:
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redis", None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'torchwise\[redis\]'"):
+    with pytest.raises(UnsupportedError, match=r"pip install redis"):
         use_redis("redis://localhost")

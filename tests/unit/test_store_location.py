@@ -95,7 +95,7 @@ def test_a_relative_file_stays_when_the_process_goes_elsewhere(tmp_path: Path, m
 
 def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)  # importing it fails, installed or not
-    with pytest.raises(StorageError, match=re.escape("pip install 'torchwise[postgres]'")) as caught:
+    with pytest.raises(StorageError, match=re.escape("pip install 'psycopg[binary]'")) as caught:
         open_storage(POSTGRES)
     assert "secret" not in str(caught.value)
 

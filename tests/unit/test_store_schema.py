@@ -170,7 +170,7 @@ def test_a_newer_schema_is_refused_and_left_alone(url: str) -> None:
     with open_storage(url) as storage:
         study = create(storage)
         storage._database.write(lambda c: c.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")))
-    said = rf"has schema '9999', but this version knows schemas up to '{HEAD}'; update with pip install -U torchwise"
+    said = rf"has schema '9999', but this version knows schemas up to '{HEAD}'; update Torchwise"
     with pytest.raises(StorageError, match=said):
         open_storage(url)
     with pytest.raises(StorageError, match="which is '9999'"):

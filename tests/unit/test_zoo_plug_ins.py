@@ -18,6 +18,7 @@ from torchwise.bench import Suite, resolve_targets
 from torchwise.cli.bench import _resolve_targets
 from torchwise.diagnose.messages import is_library
 from torchwise.errors import InputError, TargetError
+from torchwise.installation import suggest_models_package
 from torchwise.plan.workload_spec import SCHEMES_OF_MODELS, check_form
 from torchwise.workload.target import load as load_target
 from torchwise.zoo import Entry, Family, list_workloads, load
@@ -26,11 +27,9 @@ from torchwise.zoo.registry import KNOWN, find_program_folders, load_zoo
 ROOT = Path(__file__).parents[2]
 PLUG_IN = ROOT / "plugins" / "models"
 FAMILIES_OF_MODELS = tuple(name for name in KNOWN if name != "tutorial")
-FROM_MODELS = (
-    "torchwise-models, which is not installed: pip install torchwise-models, or ./plugins/models in a checkout"
-)
+FROM_MODELS = suggest_models_package()
 PUBLIC = {
-    *("torchwise", "torchwise.errors", "torchwise.workload", "torchwise.workload.roofline"),
+    *("torchwise", "torchwise.errors", "torchwise.installation", "torchwise.workload", "torchwise.workload.roofline"),
     *("torchwise.zoo", "torchwise.zoo.random_inputs", "torchwise.zoo.tutorial"),
 }
 """Modules of Torchwise that the pages on targets and on the zoo offer to plug-ins."""
@@ -290,9 +289,7 @@ except ModuleNotFoundError as error:
     print(error)
 """)
     assert said.startswith(f"torchwise.{name.removesuffix('.text').removesuffix('.field')} is called torchwise_models.")
-    assert said.endswith(
-        " now, and comes with torchwise-models: pip install torchwise-models, or ./plugins/models in a checkout\n"
-    )
+    assert said.endswith(f" now, and comes with {FROM_MODELS}\n")
 
 
 def test_the_version_is_torchwises_own() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from torchwise._torch import aot_autograd, inductor
 from torchwise.errors import InputError, UnsupportedError
+from torchwise.installation import suggest_extra
 
 logger = logging.getLogger("torchwise")
 FEATURE = "the Redis cache"
@@ -71,7 +72,7 @@ class _Server:
             redis = importlib.import_module("redis")
             retry, backoff = importlib.import_module("redis.retry"), importlib.import_module("redis.backoff")
         except ImportError:
-            raise UnsupportedError("the redis package is missing: pip install 'torchwise[redis]'") from None
+            raise UnsupportedError(f"the redis package is missing: {suggest_extra('redis')}") from None
         self._failures = (redis.exceptions.RedisError, OSError)
         once = retry.Retry(backoff.NoBackoff(), 0)
         try:

@@ -36,6 +36,7 @@ from typing import Any
 from torchwise import __version__, environment
 from torchwise.artifact import package
 from torchwise.errors import InputError, UnsupportedError
+from torchwise.installation import suggest_extra
 from torchwise.records import Decision
 
 SUFFIX = ".tw"
@@ -79,7 +80,7 @@ class RemoteFolder:
         try:
             self._store, root = fsspec.core.url_to_fs(url)
         except ImportError as error:
-            extra = ": pip install 'torchwise[s3]'" if self._scheme in S3 else ""
+            extra = f": {suggest_extra('s3')}" if self._scheme in S3 else ""
             raise UnsupportedError(f"{self.url} cannot be used: {error}{extra}") from None
         except Exception as error:  # each store's library has its own errors for a URL that it cannot read
             raise InputError(f"{self.url} cannot be used: {error}") from None
@@ -160,7 +161,7 @@ def _fsspec() -> Any:
     try:
         return importlib.import_module("fsspec")
     except ImportError:
-        raise UnsupportedError("fsspec is missing, which URLs need: pip install 'torchwise[remote]'") from None
+        raise UnsupportedError(f"fsspec is missing, which URLs need: {suggest_extra('remote')}") from None
 
 
 logger = logging.getLogger("torchwise")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 from torchwise.errors import InputError, UnsupportedError
+from torchwise.installation import suggest_extra
 from torchwise.report.html import Theme, read_colors
 
 APP = Path(__file__).with_name("app.py")
@@ -42,9 +43,7 @@ def serve(store: str, host: str, port: int, *, read_only: bool, browser: bool) -
         InputError: the host and port cannot be used.
     """
     if importlib.util.find_spec("streamlit") is None:
-        raise UnsupportedError(
-            "the dashboard needs streamlit, which is not installed: pip install 'torchwise[dashboard]'"
-        )
+        raise UnsupportedError(f"the dashboard needs streamlit, which is not installed: {suggest_extra('dashboard')}")
     _check_free(host, port)
     os.environ["TORCHWISE_STORE"] = store
     os.environ.update(build_theme() | os.environ)

@@ -139,9 +139,6 @@ FORMS = (
     "use zoo:family.name[@size], timm:NAME, torchvision:NAME, hf:NAME or diffusers:NAME[@options], "
     "package.module:factory or path/file.py:factory"
 )
-MODELS_PACKAGE = "torchwise-models"
-"""The distribution with the models of other libraries and most of the zoo."""
-NOT_INSTALLED = f"which is not installed: pip install {MODELS_PACKAGE}, or ./plugins/models in a checkout"
 SCHEMES_OF_MODELS = ("timm", "torchvision", "hf", "diffusers")
 """Its schemes, to name it where it is not installed. A module of such a name is no target in either case."""
 
@@ -156,7 +153,9 @@ def check_form(target: str) -> None:
     if not (head and colon and name):
         raise TargetError(f"target is {target!r}, which names no factory: {FORMS}")
     if head in SCHEMES_OF_MODELS and head not in list_schemes():
-        raise TargetError(f"target is {target!r}, but {head}: comes with {MODELS_PACKAGE}, {NOT_INSTALLED}")
+        from torchwise.installation import suggest_models_package
+
+        raise TargetError(f"target is {target!r}, but {head}: comes with {suggest_models_package()}")
     if head.endswith(".py") and not Path(head).is_file():
         raise TargetError(f"target is {target!r}, but there is no file {head!r} in {Path.cwd()}")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from torchwise.errors import InputError, UnsupportedError
+from torchwise.installation import suggest_extra
 
 if TYPE_CHECKING:
     from torchwise.runtime import OptimizedFunction, OptimizedModule
@@ -87,8 +88,9 @@ def export_metrics(
     try:
         import prometheus_client
     except ImportError as error:
-        remedy = "pip install 'torchwise[metrics]'"
-        raise UnsupportedError(f"metrics need prometheus-client, which is not installed: {remedy}") from error
+        raise UnsupportedError(
+            f"metrics need prometheus-client, which is not installed: {suggest_extra('metrics')}"
+        ) from error
     registry = registry or prometheus_client.REGISTRY
     collector = _collectors(registry)
     if name in collector.served:

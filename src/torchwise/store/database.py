@@ -13,6 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from torchwise.errors import StorageError
+from torchwise.installation import suggest_extra
 from torchwise.store import engines
 from torchwise.store.claims import now
 from torchwise.store.db_errors import Outage, explain, is_busy, is_lost
@@ -130,7 +131,7 @@ class Database:
         except ImportError as error:
             raise StorageError(
                 f"store {self.place} needs the driver psycopg, which cannot be loaded ({error}); "
-                "pip install 'torchwise[postgres]'"
+                + suggest_extra("postgres")
             ) from error
 
 

@@ -89,7 +89,7 @@ def _refuse_unusable(database: Database, revision: str | None) -> None:
     if revision is not None and revision not in _list_revisions():
         raise StorageError(
             f"store {place} has schema {revision!r}, but this version knows schemas up to {HEAD!r}; "
-            "update with pip install -U torchwise, or give another store with --store"
+            "update Torchwise, or give another store with --store"
         )
     if revision is None and database.file and (tables := database.read(_tables)):
         raise StorageError(

@@ -68,7 +68,7 @@ def read_storage(url: str | None = None) -> Storage | None:
     database.close()
     if revision is None or revision < APPROVALS_SINCE:
         return None
-    way_out = "pip install -U torchwise" if revision > HEAD else "torchwise store info migrates it"
+    way_out = "update Torchwise" if revision > HEAD else "torchwise store info migrates it"
     raise StorageError(f"store {database.place} has schema {revision!r}, but must have {HEAD!r} to be read: {way_out}")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchwise.errors import TargetError, WorkloadError, did_you_mean
-from torchwise.plan.workload_spec import MODELS_PACKAGE, NOT_INSTALLED
+from torchwise.installation import suggest_models_package
 from torchwise.zoo.catalogue import SIZES, TUTORIAL, Entry, Family
 
 if TYPE_CHECKING:
@@ -56,13 +56,13 @@ class Zoo:
         """Return why no workload `name` can be used, if the reason is its whole family."""
         family = name.partition(".")[0]
         if family in self.absent:
-            return f"the zoo family {family!r} comes with {MODELS_PACKAGE}, {NOT_INSTALLED}"
+            return f"the zoo family {family!r} comes with {suggest_models_package()}"
         return None if family in self.families else self.problems.get(family)
 
     def explain_rest(self) -> list[str]:
         """Return why families cannot be used, for the end of a message that lists those that can."""
         names = ", ".join(self.absent)
-        reasons = [f"the zoo families {names} come with {MODELS_PACKAGE}, {NOT_INSTALLED}"] if names else []
+        reasons = [f"the zoo families {names} come with {suggest_models_package()}"] if names else []
         return [*reasons, *self.problems.values()]
 
 

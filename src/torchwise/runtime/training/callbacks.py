@@ -8,6 +8,7 @@ import sys
 from typing import Any, Unpack
 
 from torchwise.errors import InputError, UnsupportedError
+from torchwise.installation import suggest_extra
 from torchwise.plan.workload_spec import TuneKeywords
 from torchwise.records import Decision
 from torchwise.runtime.training.distributed import PATIENCE_S
@@ -98,7 +99,7 @@ def _package() -> Any:
             continue
     raise UnsupportedError(
         "neither lightning nor pytorch_lightning can be imported, but this callback is for their Trainer: "
-        "pip install 'torchwise[lightning]'"
+        + suggest_extra("lightning")
     )
 
 
@@ -128,7 +129,7 @@ def trainer_callback(
         base = importlib.import_module("transformers").TrainerCallback
     except ImportError as error:
         raise UnsupportedError(
-            "transformers cannot be imported, but this callback is for its Trainer: pip install 'torchwise[trainer]'"
+            "transformers cannot be imported, but this callback is for its Trainer: " + suggest_extra("trainer")
         ) from error
     return type("TorchwiseCallback", (_TrainerHooks, base), {})(decision, {"patience": patience, **options})
 

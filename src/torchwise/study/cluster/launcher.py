@@ -17,6 +17,7 @@ from typing import Any, Self
 from torchwise import __version__
 from torchwise.environment import Environment
 from torchwise.errors import InputError, UnsupportedError
+from torchwise.installation import suggest_extra
 from torchwise.records import Failure, FailureKind, WorkerStage
 from torchwise.records.listener import Listener
 from torchwise.records.trial import WAITING
@@ -247,7 +248,7 @@ def ray_library() -> Any:
         return importlib.import_module("ray")
     except ModuleNotFoundError as error:
         raise UnsupportedError(
-            f"a cluster needs {error.name}, which is not installed: pip install 'torchwise[ray]'"
+            f"a cluster needs {error.name}, which is not installed: {suggest_extra('ray')}"
         ) from error
 
 
@@ -269,7 +270,7 @@ def connect(address: str | None) -> Any:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         except ImportError as error:
             raise UnsupportedError(
-                f"address {address!r} needs Ray's client ({error}): pip install 'ray[client]'"
+                f"address {address!r} needs Ray's client ({error}): {suggest_extra('ray')}"
             ) from error
         except (ConnectionError, RuntimeError, ValueError) as error:  # Ray has no specific error for this
             location = address or os.environ.get("RAY_ADDRESS", "this machine")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchwise.errors import TargetError, did_you_mean
+from torchwise.installation import suggest_extra
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-REMEDY = "pip install 'torchwise[models]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,8 @@ def import_library(name: str, target: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise TargetError(f"{target} needs {error.name}, which is not installed: {REMEDY}") from error
+        remedy = suggest_extra("libraries", "torchwise-models")
+        raise TargetError(f"{target} needs {error.name}, which is not installed: {remedy}") from error
     except Exception as error:  # a build for another torch may raise any error, such as a RuntimeError
         raise TargetError(
             f"{target} needs {name}, which is installed but cannot be imported ({type(error).__name__}: {error}): "

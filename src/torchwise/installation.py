@@ -1,0 +1,60 @@
+"""The pip commands that messages name. They hold however Torchwise was installed: checkout, wheel, repository or index.
+
+An extra is named by its requirements, which are on every index. `pip install 'torchwise[redis]'` would need an index
+that has Torchwise itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+MODELS_PACKAGE = "torchwise-models"
+"""The distribution with the models of other libraries and most of the zoo."""
+
+
+def suggest_extra(extra: str, distribution: str = "torchwise") -> str:
+    """Return the command that installs the requirements of an extra."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    of_extra = re.compile(rf"""^([^;]+);.*\bextra == ["']{extra}["']""")
+    try:
+        listed = requires(distribution) or []
+    except PackageNotFoundError:  # imported from a folder that was never installed
+        listed = []
+    needed = [found[1].strip() for found in map(of_extra.match, listed) if found]
+    return f"pip install {shlex.join(needed or [f'{distribution}[{extra}]'])}"
+
+
+def suggest_models_package() -> str:
+    """Return the name of `MODELS_PACKAGE`, and the command that installs it from the place of Torchwise itself."""
+    return f"{MODELS_PACKAGE}, which is not installed: pip install {shlex.quote(_locate_models_package())}"
+
+
+def _locate_models_package() -> str:
+    """Return a requirement that pip can install: a folder, a file, a repository, or the name on an index."""
+    origin = _read_origin()
+    url = str(origin.get("url", ""))
+    checkout = Path(url.removeprefix("file://")) if "dir_info" in origin else Path(__file__).parents[2]
+    if (folder := checkout / "plugins" / "models").is_dir():
+        return str(folder)
+    if "vcs_info" in origin:
+        kind, commit = origin["vcs_info"]["vcs"], origin["vcs_info"]["commit_id"]
+        return f"{kind}+{url}@{commit}#subdirectory=plugins/models"
+    if "archive_info" in origin:  # `scripts/release` puts both into one folder
+        folder_url, _, name = url.rpartition("/")
+        return f"{folder_url}/{name.replace('torchwise', 'torchwise_models', 1)}"
+    return MODELS_PACKAGE
+
+
+def _read_origin() -> dict[str, dict[str, str]]:
+    """Return pip's record of the place that Torchwise was installed from (PEP 610). An index leaves none."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        text = distribution("torchwise").read_text("direct_url.json")
+    except PackageNotFoundError:
+        text = None
+    return json.loads(text) if text else {}

@@ -1,0 +1,72 @@
+"""The pip commands that messages name: pip can run each, wherever Torchwise was installed from."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+import torchwise
+from torchwise import installation
+
+SOURCE = Path(torchwise.__file__).parent
+MODELS = SOURCE.parents[1] / "plugins" / "models"
+
+
+def test_every_extra_that_a_message_names_is_given_as_requirements() -> None:
+    called = re.compile(r"suggest_extra\(['\"](\w+)['\"]\)")
+    named = {extra for file in SOURCE.rglob("*.py") for extra in called.findall(file.read_text())}
+    assert named >= {"dashboard", "lightning", "metrics", "postgres", "ray", "redis", "remote", "s3", "trainer"}
+    for extra in named:
+        pip, install, *requirements = shlex.split(installation.suggest_extra(extra))
+        assert (pip, install) == ("pip", "install")
+        assert requirements
+        assert all(Requirement(text).name != "torchwise" for text in requirements), extra
+
+
+def test_no_message_names_torchwise_as_if_it_were_on_an_index() -> None:
+    files = [file for folder in (SOURCE, MODELS / "src") for file in folder.rglob("*.py")]
+    by_name = re.compile(r"pip install (-U )?['\"]?torchwise")
+    assert [str(file) for file in files if by_name.search(file.read_text()) and file.name != "installation.py"] == []
+
+
+def test_an_extra_of_what_is_not_installed_is_named_itself() -> None:
+    assert installation.suggest_extra("redis", "no-such-package") == "pip install 'no-such-package[redis]'"
+
+
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [
+        ({"url": "file:///w/torchwise-0.1.0.whl", "archive_info": {}}, "file:///w/torchwise_models-0.1.0.whl"),
+        (
+            {"url": "https://host/tw", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+            "git+https://host/tw@abc#subdirectory=plugins/models",
+        ),
+        ({"url": MODELS.parents[1].as_uri(), "dir_info": {}}, str(MODELS)),
+        (None, "torchwise-models"),
+    ],
+    ids=["wheel", "repository", "folder", "index"],
+)
+def test_the_models_come_from_where_torchwise_came_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, origin: dict[str, Any] | None, expected: str
+) -> None:
+    monkeypatch.setattr(installation, "__file__", str(tmp_path / "lib" / "torchwise" / "installation.py"))
+    record = SimpleNamespace(read_text=lambda _name: origin and json.dumps(origin))
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda _name: record)
+    said = installation.suggest_models_package()
+    assert said.endswith(f": {shlex.join(['pip', 'install', expected])}")
+
+
+def test_a_checkout_on_the_path_has_the_models_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError
+
+    monkeypatch.setattr(importlib.metadata, "distribution", fail)
+    assert installation.suggest_models_package().endswith(f"pip install {shlex.quote(str(MODELS))}")
