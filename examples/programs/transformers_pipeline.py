@@ -11,12 +11,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast, pipeline
 
-WORDS = ["[PAD]", "[UNK]", *"the film is was not good bad long short and but very".split()]
-SENTENCES = [
-    "the film is good",
-    "the film was long and very bad",
-    "the film was not short but very very good and not bad",
-]
+SENTENCES = ["the film is good", "the film was long and bad", "the film was not short but very very good and not bad"]
+WORDS = ["[PAD]", "[UNK]", *dict.fromkeys(" ".join(SENTENCES).split())]
 
 
 def build() -> pipeline:

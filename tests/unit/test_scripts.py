@@ -230,3 +230,53 @@ def test_files_of_few_tests_come_first_as_theirs_take_longest(monkeypatch: pytes
 def test_readme_names_the_scripts_on_its_first_screen() -> None:
     first = (ROOT / "README.md").read_text().splitlines()[:24]
     assert [name for name in ("scripts/demo", "scripts/test") if not any(name in line for line in first)] == []
+
+
+@pytest.fixture
+def release(checkout: Path) -> Path:
+    """A checkout in Git with stand-ins that note how they are called, in `called`, outside of what Git sees."""
+    shutil.copy(ROOT / "scripts/release", checkout / "scripts/release")
+    notes = f'echo "$(basename "$0") $*" >>"{checkout}/called"; [ "$2" != twine ] || [ ! -e "{checkout}/bad" ]'
+    for name, does in (("bin/python", notes), ("bin/torchwise", f'echo "$PWD" >"{checkout}/cwd"; {notes}')):
+        (checkout / name).write_text(f"#!/bin/sh\n{does}\n")
+        (checkout / name).chmod(0o755)
+    (checkout / ".gitignore").write_text("called\nsetup\nbad\ncwd\ndist\n")
+    (checkout / "dist").mkdir()
+    (checkout / "scripts/setup").write_text(
+        f'#!/bin/sh\necho "setup $*" >>"{checkout}/called"; mkdir -p "{checkout}/dist"; echo "{checkout}"\n'
+    )
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words], cwd=checkout, check=True)
+    return checkout
+
+
+def start_release(checkout: Path) -> subprocess.CompletedProcess[str]:
+    """Run its script."""
+    return subprocess.run([checkout / "scripts/release"], capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_a_release_is_built_checked_installed_and_tried_away_from_the_checkout(release: Path) -> None:
+    done = start_release(release)
+    assert done.returncode == 0, done.stderr
+    called = calls(release)
+    assert [line.split(" /")[0] for line in called[1:3]] == ["python -m build --outdir dist"] * 2
+    assert called[2].endswith("/source/plugins/models")
+    assert called[3].startswith("python -m twine check --strict dist/")
+    assert called[4:6] == ["setup --wheels dist", "torchwise zoo ivhl"]
+    assert called[6].startswith("torchwise tune zoo:tutorial.fusion_demo ")
+    assert str(release) not in (release / "cwd").read_text()
+
+
+def test_a_release_needs_a_commit_and_passes_no_bad_package(release: Path) -> None:
+    (release / "bad").touch()
+    assert start_release(release).returncode == 1
+    assert calls(release)[-1].startswith("python -m twine")
+    (release / "new.py").touch()
+    done = start_release(release)
+    assert (done.returncode, "uncommitted" in done.stderr) == (1, True)
+
+
+def test_setup_refuses_a_folder_without_wheels(tmp_path: Path) -> None:
+    for given in (["--wheels", str(tmp_path)], ["--wheels"]):
+        done = subprocess.run([ROOT / "scripts/setup", *given], capture_output=True, text=True, check=False, timeout=60)
+        assert (done.returncode, "needs a folder with wheels" in done.stderr) == (1, True)
