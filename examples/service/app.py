@@ -2,7 +2,7 @@
 
 It compiles nothing while it serves.
 
-    pip install 'torchwise[metrics]' fastapi uvicorn
+    pip install '.[metrics]' fastapi uvicorn
     uvicorn --app-dir examples/service app:app
 
 The first start searches for a plan, which takes a minute or two. Later starts find it in the store. With

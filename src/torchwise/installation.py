@@ -13,6 +13,9 @@ from pathlib import Path
 
 MODELS_PACKAGE = "torchwise-models"
 """The distribution with the models of other libraries and most of the zoo."""
+MODELS_FOLDER = "plugins/models"
+CHECKOUT = Path(__file__).parents[2]
+"""The checkout, where Torchwise runs from one."""
 
 
 def suggest_extra(extra: str, distribution: str = "torchwise") -> str:
@@ -22,10 +25,11 @@ def suggest_extra(extra: str, distribution: str = "torchwise") -> str:
     of_extra = re.compile(rf"""^([^;]+);.*\bextra == ["']{extra}["']""")
     try:
         listed = requires(distribution) or []
-    except PackageNotFoundError:  # imported from a folder that was never installed
-        listed = []
+    except PackageNotFoundError:  # imported from a checkout that was never installed
+        folder = CHECKOUT / MODELS_FOLDER if distribution == MODELS_PACKAGE else CHECKOUT
+        return f"pip install {shlex.quote(f'{folder}[{extra}]')}"
     needed = [found[1].strip() for found in map(of_extra.match, listed) if found]
-    return f"pip install {shlex.join(needed or [f'{distribution}[{extra}]'])}"
+    return f"pip install {shlex.join(needed)}"
 
 
 def suggest_models_package() -> str:
@@ -37,12 +41,12 @@ def _locate_models_package() -> str:
     """Return a requirement that pip can install: a folder, a file, a repository, or the name on an index."""
     origin = _read_origin()
     url = str(origin.get("url", ""))
-    checkout = Path(url.removeprefix("file://")) if "dir_info" in origin else Path(__file__).parents[2]
-    if (folder := checkout / "plugins" / "models").is_dir():
+    checkout = Path(url.removeprefix("file://")) if "dir_info" in origin else CHECKOUT
+    if (folder := checkout / MODELS_FOLDER).is_dir():
         return str(folder)
     if "vcs_info" in origin:
         kind, commit = origin["vcs_info"]["vcs"], origin["vcs_info"]["commit_id"]
-        return f"{kind}+{url}@{commit}#subdirectory=plugins/models"
+        return f"{kind}+{url}@{commit}#subdirectory={MODELS_FOLDER}"
     if "archive_info" in origin:  # `scripts/release` puts both into one folder
         folder_url, _, name = url.rpartition("/")
         return f"{folder_url}/{name.replace('torchwise', 'torchwise_models', 1)}"

@@ -21,7 +21,7 @@ from torchwise.records import Standing
 from torchwise.report.html import read_colors
 from torchwise.store import open_storage
 
-pytest.importorskip("streamlit", reason="these tests need: pip install 'torchwise[dashboard]'")
+pytest.importorskip("streamlit", reason="these tests need: pip install streamlit")
 
 PAGES = {
     "studies": "",

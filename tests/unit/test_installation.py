@@ -37,10 +37,6 @@ def test_no_message_names_torchwise_as_if_it_were_on_an_index() -> None:
     assert [str(file) for file in files if by_name.search(file.read_text()) and file.name != "installation.py"] == []
 
 
-def test_an_extra_of_what_is_not_installed_is_named_itself() -> None:
-    assert installation.suggest_extra("redis", "no-such-package") == "pip install 'no-such-package[redis]'"
-
-
 @pytest.mark.parametrize(
     ("origin", "expected"),
     [
@@ -57,16 +53,35 @@ def test_an_extra_of_what_is_not_installed_is_named_itself() -> None:
 def test_the_models_come_from_where_torchwise_came_from(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, origin: dict[str, Any] | None, expected: str
 ) -> None:
-    monkeypatch.setattr(installation, "__file__", str(tmp_path / "lib" / "torchwise" / "installation.py"))
+    monkeypatch.setattr(installation, "CHECKOUT", tmp_path)
     record = SimpleNamespace(read_text=lambda _name: origin and json.dumps(origin))
     monkeypatch.setattr(importlib.metadata, "distribution", lambda _name: record)
     said = installation.suggest_models_package()
     assert said.endswith(f": {shlex.join(['pip', 'install', expected])}")
 
 
-def test_a_checkout_on_the_path_has_the_models_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkout_that_was_never_installed_is_named_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_name: str) -> None:
         raise importlib.metadata.PackageNotFoundError
 
-    monkeypatch.setattr(importlib.metadata, "distribution", fail)
+    for name in ("distribution", "requires"):
+        monkeypatch.setattr(importlib.metadata, name, fail)
+    assert installation.suggest_extra("redis") == f"pip install '{SOURCE.parents[1]}[redis]'"
+    assert installation.suggest_extra("libraries", "torchwise-models") == f"pip install '{MODELS}[libraries]'"
     assert installation.suggest_models_package().endswith(f"pip install {shlex.quote(str(MODELS))}")
+
+
+def test_wheels_on_the_pages_have_this_version_and_no_page_asks_an_index_for_torchwise() -> None:
+    root = SOURCE.parents[1]
+    pages = [
+        root / "README.md",
+        *root.glob("docs/**/*.md"),
+        *root.glob("plugins/*/*.md"),
+        *root.glob("examples/**/*.py"),
+    ]
+    text = "\n".join(page.read_text() for page in pages)
+    versions = re.findall(r"torchwise(?:_models)?-([\d.]+)-py3", text)
+    assert versions
+    assert set(versions) == {torchwise.__version__}
+    installs = re.findall(r"pip install [^\n`]*", text)
+    assert [line for line in installs if re.search(r"(?<![/\w-])torchwise(?![\w-]*\.whl)", line.split("#")[0])] == []
