@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from doc_pages import PAGES, ROOT, blocks
@@ -83,6 +84,20 @@ def test_the_tutorial_quotes_its_example_as_it_stands() -> None:
     quoted = [block for _line, block in blocks("docs/tutorial.md", "python") if block.startswith("class ")]
     assert len(quoted) == 2
     assert [block for block in quoted if block.strip() not in source] == []
+
+
+def test_the_readme_begins_with_all_that_a_newcomer_needs() -> None:
+    readme = (ROOT / "README.md").read_text()
+    first = "\n".join(readme.splitlines()[:60])
+    needed = ("](docs/report.png)", "$ pip install ", "$ torchwise tune model.py:make", "minute", "torchwise.optimize(")
+    assert [text for text in needed if text not in first] == []
+    assert (ROOT / "docs" / "report.png").read_bytes().startswith(b"\x89PNG")
+    source = next(block for _line, block in blocks("README.md", "python"))
+    assert len(source.splitlines()) == 6
+    made: dict[str, Any] = {}
+    exec(source, made)
+    model, args = made["make"]()
+    assert model(*args).isfinite().all()
 
 
 def test_every_decision_is_dated_listed_and_has_its_evidence() -> None:

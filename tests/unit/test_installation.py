@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -85,3 +86,11 @@ def test_wheels_on_the_pages_have_this_version_and_no_page_asks_an_index_for_tor
     assert set(versions) == {torchwise.__version__}
     installs = re.findall(r"pip install [^\n`]*", text)
     assert [line for line in installs if re.search(r"(?<![/\w-])torchwise(?![\w-]*\.whl)", line.split("#")[0])] == []
+
+
+@pytest.mark.parametrize("project", [MODELS.parents[1], MODELS], ids=["torchwise", "torchwise-models"])
+def test_an_index_would_show_who_made_it_and_where_it_lives(project: Path) -> None:
+    said = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    assert said["authors"]
+    assert {"Homepage", "Documentation", "Repository"} <= said["urls"].keys()
+    assert "Typing :: Typed" in said["classifiers"]
