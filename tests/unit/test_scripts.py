@@ -236,7 +236,7 @@ def test_readme_names_the_scripts_on_its_first_screen() -> None:
 def release(checkout: Path) -> Path:
     """A checkout in Git with stand-ins that note how they are called, in `called`, outside of what Git sees."""
     shutil.copy(ROOT / "scripts/release", checkout / "scripts/release")
-    notes = f'echo "$(basename "$0") $*" >>"{checkout}/called"; ! grep -qx "$1 $2" "{checkout}/bad" 2>/dev/null'
+    notes = f'echo "$(basename "$0") $*" >>"{checkout}/called"; ! grep -qxe "$1 $2" "{checkout}/bad" 2>/dev/null'
     for name, does in (("bin/python", notes), ("bin/torchwise", f'echo "$PWD" >"{checkout}/cwd"; {notes}')):
         (checkout / name).write_text(f"#!/bin/sh\n{does}\n")
         (checkout / name).chmod(0o755)
