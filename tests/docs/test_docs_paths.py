@@ -10,7 +10,7 @@ from doc_pages import PAGES, ROOT
 
 NAMED = re.compile(r"`([\w.-]+/[\w./-]*)(?::\w+)?`")
 SUFFIXES = (".py", ".toml", ".json", ".md", "/")
-OF_READERS = ("path/", "app/", "vendor/", "graphs/", "docs/repository/")
+OF_READERS = ("path/", "app/", "dist/", "vendor/", "graphs/", "docs/repository/")
 """Paths that stand for files of the reader's own."""
 PLACES = (ROOT, ROOT / "src" / "torchwise", ROOT / "docs")
 
