@@ -109,6 +109,8 @@ def test_training_mode_compares_gradients(store: str) -> None:
         (("zoo:tutorial.fusion_demo", (torch.ones(1),)), {}, "has its own"),
         ((torch.tanh, (torch.ones(1),)), {"calls": 0}, "calls is 0"),
         ((torch.tanh, (torch.ones(1),)), {"allow": "anything"}, "allow is 'anything'"),
+        ((torch.tanh, (torch.ones(1),)), {"compile_timeout": "10"}, "compile_timeout is '10', but must be a number"),
+        ((torch.tanh, (torch.ones(1),)), {"iterations": 1e6}, "iterations is 1000000.0, but must be a whole number"),
         ((torch.tanh, (torch.ones(1),)), {"budget": "10"}, "budget is .10. s, but must be above 0"),
         ((torch.tanh, (torch.ones(1),)), {"memory_limit": "8G"}, "memory limit is .8G., but must be a finite size"),
         ((torch.tanh, (torch.ones(1),)), {"plans": Plan(threads=1)}, "plans is a Plan"),

@@ -15,7 +15,7 @@ from components_finders import THREADS, Failing, Finder
 
 import torchwise
 from torchwise.errors import InputError, TorchwiseError
-from torchwise.plan import EAGER, Plan
+from torchwise.plan import CHOICES, EAGER, Choice, Numerics, Plan
 from torchwise.runtime.components import CompileConfig, CompileManager, component
 from torchwise.runtime.components.config import VARIABLE
 from torchwise.runtime.fallback_reason import FallbackReason
@@ -253,6 +253,47 @@ def test_parts_may_come_and_go_while_others_look() -> None:
     assert not failed
 
 
+def test_a_mode_by_size_counts_the_parameters_of_each_part() -> None:
+    find = Finder()
+    manager = CompileManager(find=find, mode={0: "default", 10: "max-autotune"})
+    for part in (torch.nn.Linear(4, 1), torch.nn.Linear(4, 4), double):
+        manager.register(part)(X)
+    assert [config.mode for _, _, config in find.asked] == ["default", "max-autotune", "default"]
+
+
+def test_an_unverified_plan_is_used_at_once_and_says_so_everywhere(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interpret(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
+        return lambda x: call(x)
+
+    choice = Choice("backend", "interpreted", Numerics.EXACT, complexity=1, summary="", realized_by=interpret)
+    monkeypatch.setitem(CHOICES, choice.key, choice)
+    find = Finder()
+    manager, call = make_manager(find, verify=False, backend="interpreted")
+    with caplog.at_level(logging.WARNING, "torchwise"):
+        assert [torch.equal(call(X), X * 2) for _ in range(3)] == [True] * 3
+    found = manager.statistics()["double"]
+    assert find.asked == []
+    assert (found.verified, found.optimized, found.speedup, found.failures) == (False, 2, None, {})
+    assert found.reason == "interpreted is used unverified and untimed, as verify=False asks"
+    assert found.reason in caplog.text
+    assert torch.equal(call(torch.ones(2)), torch.full((2,), 2.0)), "other inputs are answered by the original"
+    manager.components["double"].configure(CompileConfig())
+    call(X), call(X)
+    assert manager.statistics()["double"].verified is True
+    assert len(find.asked) == 1
+
+
+def test_what_the_manager_was_created_with_survives_a_change_of_profile() -> None:
+    manager = CompileManager("production", find=Finder(), allow="exact")
+    manager.set_mode("research")
+    assert (manager.config.effort, manager.config.allow) == ("thorough", "exact")
+    manager = CompileManager("research", find=Finder())
+    manager.set_mode("production")
+    assert manager.config == CompileConfig()
+
+
 async def later(x: torch.Tensor) -> torch.Tensor:
     return x
 
@@ -450,13 +491,27 @@ def test_parts_run_under_the_autocast_that_is_asked_for() -> None:
     assert product(X).dtype == torch.float32
 
 
-def test_the_manager_says_where_parts_run_and_under_what() -> None:
-    assert CompileManager().device() == ("cuda" if torch.cuda.is_available() else "cpu")
+def test_the_manager_says_where_parts_run_and_under_what(capsys: pytest.CaptureFixture[str]) -> None:
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    manager = CompileManager()
+    assert [manager.device(), manager.device()] == [found, found]
+    said = capsys.readouterr().err
+    assert said.count("torchwise: device") == 1
+    assert said.startswith(f"torchwise: device {found}: {torch.cuda.get_device_name() if found == 'cuda' else ''}")
+    assert "the config says" not in said
     assert CompileManager(CompileConfig(device="cuda")).device() == "cuda"
+    assert "cuda, as the config says" in capsys.readouterr().err or found == "cuda"
+    assert CompileManager(progress=False).device() == found
+    assert capsys.readouterr().err == ""
     with CompileManager().autocast():
         assert not torch.is_autocast_enabled("cpu")
     with CompileManager(autocast="float16", device="cpu").autocast():
         assert torch.get_autocast_dtype("cpu") == torch.float16
+    for dtype in (torch.bfloat16, "bfloat16"):
+        with CompileManager(autocast="float16", device="cpu").autocast(dtype):
+            assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+    with pytest.raises(InputError, match="autocast is 'float64', but must be one of bfloat16, float16"):
+        CompileManager(device="cpu").autocast(torch.float64)
 
 
 def test_the_autocast_of_a_part_holds_in_a_call_of_its_own_as_well() -> None:

@@ -31,9 +31,26 @@ from torchwise.runtime.components.config import VARIABLE, is_disabled
         ({"minimum_speedup": "1.05"}, "minimum_speedup is '1.05'"),
         ({"budget_s": 0}, "budget_s is 0, but must be above 0"),
         ({"budget_s": True}, "budget_s is True"),
+        ({"compile_timeout_s": 0}, "compile_timeout is 0, but must be a number of seconds above 0, or None"),
+        ({"compile_timeout_s": "1m"}, "compile_timeout is '1m'"),
+        ({"iterations": 4}, "iterations is 4, but must be a whole number from 5 to 400"),
+        ({"iterations": 9.0}, "iterations is 9.0"),
+        ({"dynamic": "yes"}, "dynamic is 'yes'"),
+        ({"backend": "inductr"}, "backend is 'inductr', but must be one of None, inductor"),
+        ({"mode": {0: "fastest"}}, "mode is 'fastest', but must be one of auto"),
+        ({"mode": {5: "default"}}, "mode is .*but must map numbers of parameters, 0 among them, to modes"),
+        ({"mode": {0: "auto", "big": "default"}}, "must map numbers of parameters"),
+        ({"verify": 0}, "verify is 0"),
+        ({"verify": False}, "verify is False, but mode is 'auto', which finds a plan by verifying: name a mode"),
+        ({"verify": False, "mode": {0: "default", 9: "auto"}}, "verify is False, but mode is 'auto'"),
+        (
+            {"mode": {0: "auto", 9: "default"}, "allow": "exact"},
+            "mode 'default' is same-precision, but only up to exact",
+        ),
         ({"calls": 0}, "calls is 0"),
         ({"restarts": 1.5}, "restarts is 1.5"),
         ({"mode": "default", "allow": "exact"}, "mode 'default' is same-precision, but only up to exact is allowed"),
+        ({"backend": "inductor", "allow": "exact"}, "plan inductor is same-precision, but only up to exact is allowed"),
         ({"timeout": 5}, "timeout is no field of CompileConfig"),
     ],
     ids=str,
@@ -54,10 +71,11 @@ def test_the_default_is_the_profile_production_and_never_fails() -> None:
     )
 
 
-def test_development_is_off_and_research_is_quick_and_raises() -> None:
+def test_development_is_off_and_research_takes_all_that_may_be_had_and_raises() -> None:
     assert not CompileConfig.of("development").enabled
     research = CompileConfig.of("research", calls=5)
-    assert (research.effort, research.fallback, research.calls) == ("quick", False, 5)
+    assert (research.effort, research.allow, research.minimum_speedup) == ("thorough", "substituted", 1.0)
+    assert (research.fallback, research.calls) == (False, 5)
 
 
 def test_a_profile_that_is_none_is_refused() -> None:
@@ -70,6 +88,27 @@ def test_a_profile_that_is_none_is_refused() -> None:
 def test_a_mode_is_the_only_plan_tried_and_auto_searches() -> None:
     assert CompileConfig().plans is None
     assert CompileConfig(mode="max-autotune").plans == (Plan(backend="inductor", mode="max-autotune"),)
+
+
+@pytest.mark.parametrize(
+    ("changes", "plan"),
+    [
+        ({"backend": "inductor"}, Plan(backend="inductor")),
+        ({"dynamic": True}, Plan(backend="inductor", shapes="dynamic")),
+        ({"dynamic": False}, Plan(backend="inductor")),
+        ({"dynamic": True, "mode": "max-autotune"}, Plan(backend="inductor", mode="max-autotune", shapes="dynamic")),
+    ],
+    ids=str,
+)
+def test_a_backend_or_a_form_of_shapes_is_the_only_plan_tried(changes: dict[str, object], plan: Plan) -> None:
+    assert CompileConfig().changed(**changes).plans == (plan,)
+
+
+def test_a_mode_by_size_is_that_of_the_largest_size_reached() -> None:
+    config = CompileConfig(mode={1000: "max-autotune", 0: "default", 10: "auto"})
+    assert [config.of_size(n).mode for n in (0, 9, 10, 999, 1000, 10**9)] == [
+        *("default", "default", "auto", "auto", "max-autotune", "max-autotune")
+    ]
 
 
 @pytest.mark.parametrize(

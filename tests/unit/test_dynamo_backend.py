@@ -70,6 +70,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         ({"budget": -1}, "budget is -1"),
         ({"budget": float("nan")}, "budget is nan"),
         ({"budget": True}, "budget is True"),
+        ({"compile_timeout": 0}, "compile_timeout is 0"),
         ({"store": "somewhere"}, "store is 'somewhere'"),
     ],
 )

@@ -136,6 +136,7 @@ def test_no_graph_takes_longer_than_the_effort_allows() -> None:
     with torch.no_grad():
         captured = [capture_graph(torch.sin, torch.ones(3), dynamic=dynamic) for dynamic in (True, False)]
     for graph in captured:
+        assert decide._request(graph, Options(compile_timeout=9)).make_limits(1.0).compile_s == 9
         assert decide._request(graph, Options()).trial_s == EFFORTS["quick"].trial_s, (
             "the user waits, and named no plan"
         )

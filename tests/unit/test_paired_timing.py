@@ -93,6 +93,14 @@ def test_the_order_swaps_from_round_to_round_and_tight_answers_end_it() -> None:
     assert found.speedup.mid == 2.0
 
 
+@pytest.mark.parametrize("rounds", [5, 13, 40])
+def test_a_number_of_rounds_is_kept_however_tight_the_answer(rounds: int) -> None:
+    sides = Mix((lambda: 0.5,), (1.0,)), Mix((lambda: 1.0,), (1.0,))
+    found = measure_pair(*sides, Steady(), Precision(0.02, 0.0, rounds=rounds))
+    assert len(found.candidate_s) == rounds
+    assert measure_pair(*sides, Steady(), Precision(0.02, 0.0, rounds=rounds), prune_below=3.0).pruned is (rounds > 12)
+
+
 class Noisy(Clock):
     """A clock on which the same work takes varying times, and longer after a look at the interval."""
 

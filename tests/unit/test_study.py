@@ -176,6 +176,24 @@ def test_a_plan_that_compiles_for_ever_leaves_time_for_another(storage: Storage,
     assert study.decision.plan == INDUCTOR
 
 
+def test_a_compile_time_out_ends_compiling_alone_and_its_trial_is_not_repeated(storage: Storage) -> None:
+    heard: list[Limits] = []
+
+    class Notes(Table):
+        def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
+            heard.append(limits)
+            return super().run(job, limits, on_stage)
+
+    table = Notes()
+    table.known[INDUCTOR] = Failure(FailureKind.TIMED_OUT, "compile", "passed the compile time-out of 1e-06 s")
+    for seconds in (1e-6, 1e-6, 50.0):
+        asked = replace(request(effort="quick"), plans=(INDUCTOR,), compile_timeout_s=seconds)
+        run_study(asked, storage, table, Listener())
+    tried = [limits for limits in heard if limits.compile_s < math.inf]
+    assert [limits.compile_s for limits in tried] == [1e-6, 50.0]  # the second request learns nothing from another try
+    assert tried[1].time_s >= 1850  # the limit of a trial is for the rest
+
+
 @pytest.mark.parametrize(("wait", "least"), [(False, 2), (True, 93)])
 def test_a_budget_holds_the_whole_command(storage: Storage, spent_clock: Any, wait: bool, least: float) -> None:
     """Profiling counts, waiting counts unless the user says otherwise, and the last trial is ended in time."""

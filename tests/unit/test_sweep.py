@@ -254,6 +254,8 @@ def test_a_manifest_that_cannot_be_read_is_refused_with_the_place(tmp_path: Path
         ("effort = 'much'", "effort is 'much'"),
         ("allow = 'all'", "all"),
         ("devices = ['tpu']", "device is 'tpu'"),
+        ("compile_timeout = 0", "compile_timeout is 0.0, but must be a number of seconds above 0"),
+        ("iterations = 3", "iterations is 3, but must be a whole number from 5 to 400"),
         ("plan = ['{}']", "plan"),
     ],
 )
@@ -265,11 +267,16 @@ def test_what_tune_would_refuse_is_refused_before_anything_runs(tmp_path: Path, 
 
 def test_a_task_is_the_words_of_tune_and_these_are_understood() -> None:
     task = Task("-odd:name", "cpu", calls=7, memory_limit=1.5, budget=3.0, plan=(Plan(threads=1).to_json(),))
+    task = replace(task, compile_timeout=60.0, iterations=50)
     words = task.arguments()
     assert words[0] == "tune"
     assert {"--device=cpu", "--calls=7", "--memory-limit=1.5", "--budget=3.0"} < set(words)
+    assert {"--compile-timeout=60.0", "--iterations=50"} < set(words)
     said = CliRunner().invoke(app, [*words[:-1], "nothing"])
     assert "names no factory" in str(said.exception)
+    request = replace(task, target="zoo:tutorial.fusion_demo").request()
+    assert request.make_limits(1.0).compile_s == 60.0
+    assert request.make_job("try").effort.rounds == 50
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,17 @@ def test_a_hang_is_ended_at_the_limit_with_all_its_children(launcher: ProcessLau
     assert all("forkserver" in name or "resource_tracker" in name for name in names), names
 
 
+def test_a_compile_time_out_ends_a_candidate_that_compiles_for_ever(launcher: ProcessLauncher) -> None:
+    start, limits = time.monotonic(), Limits(60, 8 * GIB, compile_s=1)
+    trial = try_plan(launcher, job("hangs"), Trial(0, BAD, TrialState.RUNNING), limits, lambda stage: None)
+    assert trial.failure is not None
+    assert (trial.failure.kind, trial.failure.stage) == (FailureKind.TIMED_OUT, "compile")
+    assert "passed the compile time-out of 1 s" in trial.reason
+    assert time.monotonic() - start < 30
+    good = try_plan(launcher, job("wrong"), Trial(0, GOOD, TrialState.RUNNING), limits, lambda stage: None)
+    assert good.is_verified, "other stages have no such limit"
+
+
 def test_a_memory_hog_is_ended_before_it_hurts_anybody(launcher: ProcessLauncher) -> None:
     trial = run_trial(launcher, "hogs", memory=2 * GIB)
     assert trial.failure is not None

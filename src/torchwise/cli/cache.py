@@ -37,6 +37,10 @@ def save(
             show_default="none, nothing is removed",
         ),
     ] = None,
+    compile_timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds that each worker may take, nearly all of it to compile.", show_default="1800"),
+    ] = None,
     limit: Annotated[str | None, former_option("--limit", "--max-size")] = None,
 ) -> None:
     """Compile the plan of a study, and save it with the decision.
@@ -45,10 +49,13 @@ def save(
     """
     from torchwise.errors import InputError
     from torchwise.parsing import to_bytes
-    from torchwise.plan.workload_spec import LIVE
+    from torchwise.plan.workload_spec import LIVE, check_timeout
 
     size = max_size or limit
     options: dict[str, Any] = {} if size is None else {"limit_bytes": to_bytes(size, "--max-size")}
+    if compile_timeout is not None:
+        check_timeout(compile_timeout)
+        options["limit_s"] = compile_timeout
     found, decision = find_decided(study, store)
     target = found.workload.target
     if target.startswith(LIVE):

@@ -105,6 +105,13 @@ Store = Annotated[
 Keep = Annotated[
     bool, typer.Option("--keep/--no-keep", help="Save the result in the store, where the dashboard finds it.")
 ]
+CompileTimeout = Annotated[
+    float | None,
+    typer.Option(
+        help="Seconds that one candidate may compile, such as 60. The others are still tried.",
+        show_default="all of a trial's limit: 120, 600 or 1800 by effort",
+    ),
+]
 PLAN_HELP = "eager, a mode of torch.compile, a plan as JSON, the id of a decided plan, or a study's number or latest."
 LockFile = Annotated[Path, typer.Option("--lock", help="The lock file.")]
 

@@ -51,6 +51,7 @@ def run(
         float | None,
         typer.Option(help="Time budget in seconds of the search for all modules.", show_default="by effort, for each"),
     ] = None,
+    compile_timeout: opt.CompileTimeout = None,
     calls: opt.Calls = DEFAULT_CALLS,
     restarts: opt.Restarts = 1,
     allow: opt.Allow = "same-precision",
@@ -76,6 +77,7 @@ def run(
         "allow": allow,
         "effort": effort,
         "budget": budget,
+        "compile_timeout": compile_timeout,
         "store": store,
     }
     raise SystemExit(_record(script, options if tune else None, store, json, html))

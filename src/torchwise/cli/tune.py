@@ -51,6 +51,13 @@ TuneMode = Annotated[
 Plans = Annotated[
     list[str] | None, typer.Option(help=f"Try exactly this plan instead of searching: {opt.PLAN_HELP} May be repeated.")
 ]
+Iterations = Annotated[
+    int | None,
+    typer.Option(
+        help="How many times a candidate and eager are timed in each process, from 5 to 400.",
+        show_default="until the interval is tight",
+    ),
+]
 Fresh = Annotated[
     bool,
     typer.Option("--fresh", help="Delete the stored study and measure again. Targets of one structure share a study."),
@@ -65,6 +72,8 @@ def tune(
     effort: opt.Effort = "standard",
     budget: Budget = None,
     wait: Wait = False,
+    compile_timeout: opt.CompileTimeout = None,
+    iterations: Iterations = None,
     objective: Annotated[
         str, typer.Option(help="latency, throughput or memory.", autocompletion=opt.complete_objective)
     ] = "latency",
@@ -110,6 +119,8 @@ def tune(
         plan=tuple(resolve_plan(name, (target,), store).to_json() for name in plan or ()),
         cold=cold,
         wait=wait,
+        compile_timeout=compile_timeout,
+        iterations=iterations,
     )
     study, place = _search(task.request(fresh=fresh), launcher, device, address, store)
     show_study(study, json, html, store=place)

@@ -144,7 +144,7 @@ def _measure_pair(
             if more >= 0 and more % CHECK_EVERY == 0:
                 speedup = _record(rounds, 1).speedup
                 pruned = prune_below is not None and speedup.high < prune_below
-                if pruned or speedup.half_width <= precision.half_width:
+                if pruned or (len(rounds) >= precision.rounds and speedup.half_width <= precision.half_width):
                     break
     finally:
         if collecting:

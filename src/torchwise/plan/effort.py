@@ -28,6 +28,7 @@ class EffortProfile:
         reproduce_noise: whether a stochastic candidate is compiled once more with eager's own random numbers.
         duels: at most how many times two plans are timed against each other, if trials do not show which is faster.
         processes: in at most how many fresh processes a plan is timed, if the decision depends on its speed.
+        rounds: how many times candidate and eager are timed in one process, or None until the interval is tight.
     """
 
     search_s: float = 900.0
@@ -40,6 +41,7 @@ class EffortProfile:
     reproduce_noise: bool = True
     duels: int = 3
     processes: int = 5
+    rounds: int | None = None
 
 
 EFFORTS: dict[str, EffortProfile] = {

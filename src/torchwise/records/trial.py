@@ -69,6 +69,11 @@ class WorkerStage(OpenEnum):
     WARM_COMPILE = "warm compile"
     PROFILE = "profile"
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a worker compiles in this stage, from cold or warm caches, or ahead of time."""
+        return "compile" in self
+
     @classmethod
     def former_values(cls) -> Mapping[str, str]:
         """Return the values that stages had in earlier versions, with the values that they have now."""

@@ -110,6 +110,8 @@ def tune(
     fresh: bool = False,
     cold: bool = False,
     wait: bool = False,
+    compile_timeout: float | None = None,
+    iterations: int | None = None,
     progress: bool = True,
 ) -> Study:
     """Find the fastest verified way to run `model` on this machine.
@@ -144,6 +146,9 @@ def tune(
         cold: also time the chosen plan with cold processor caches, which are emptied before each call. The decision
             still uses consecutive calls.
         wait: whether time in which another Torchwise process has the device is no part of `budget`.
+        compile_timeout: seconds that one candidate may compile. The time limit of a trial then counts the rest alone.
+        iterations: how many times a candidate and eager are timed in each process, from 5 to 400. None goes on until
+            the interval of the speed-up is tight.
         progress: whether to show the search's progress.
 
     Raises:
@@ -165,6 +170,8 @@ def tune(
         fresh=fresh,
         cold=cold,
         wait=wait,
+        compile_timeout=compile_timeout,
+        iterations=iterations,
     )
     request, workload = make_request(model, args, kwargs, examples, options)
     return search(request, workload, store, progress=progress)

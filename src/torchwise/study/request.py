@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchwise.errors import InputError, UnsupportedError, is_positive
 from torchwise.parsing import to_bytes, to_seconds
 from torchwise.plan import Numerics, Plan, check_is_plan
 from torchwise.plan.effort import EFFORTS, check_effort
 from torchwise.plan.space import numerics_of
-from torchwise.plan.workload_spec import TuneOptions, WorkloadSpec
-from torchwise.trial import Job, ProcessSettings
+from torchwise.plan.workload_spec import TuneOptions, WorkloadSpec, check_iterations, check_timeout
+from torchwise.trial import Job, Limits, ProcessSettings
 from torchwise.trial.job import Task
 
 INSPECTIONS = 3
@@ -35,6 +35,8 @@ class Request:
         cold: whether the chosen plan is timed with cold processor caches as well. That decides nothing.
         identity: of a live Python model and its inputs, or None for a target.
         wait: whether seconds in which another process has the device are no part of `budget_s`.
+        compile_timeout_s: seconds that one candidate may compile, besides its `limit_s`, or None for no such limit.
+        iterations: how many times a candidate and eager are timed in each process, or None until that is enough.
     """
 
     workload: WorkloadSpec
@@ -51,11 +53,15 @@ class Request:
     cold: bool = False
     identity: str | None = None
     wait: bool = False
+    compile_timeout_s: float | None = None
+    iterations: int | None = None
 
     def __post_init__(self) -> None:
         check_effort(self.effort)
         if self.budget_s is not None and not is_positive(self.budget_s):
             raise InputError(f"budget is {self.budget_s!r} s, but must be above 0")
+        check_timeout(self.compile_timeout_s)
+        check_iterations(self.iterations)
         if self.cold:
             check_times_calls(self.workload.objective)
         for plan in self.plans or ():
@@ -97,6 +103,8 @@ class Request:
             fresh=options.fresh,
             cold=options.cold,
             wait=options.wait,
+            compile_timeout_s=options.compile_timeout,
+            iterations=options.iterations,
         )
 
     def make_job(self, task: Task) -> Job:
@@ -105,7 +113,7 @@ class Request:
             task,
             self.workload,
             source=self.source,
-            effort=EFFORTS[self.effort],
+            effort=replace(EFFORTS[self.effort], rounds=self.iterations),
             settings=self.settings,
             structure=self.structure,
             structure_details=self.structure_details,
@@ -120,10 +128,14 @@ class Request:
 
     @property
     def trial_s(self) -> float:
-        """Seconds after which one trial is ended."""
-        if self.limit_s is not None:
-            return self.limit_s
-        return EFFORTS[self.effort if self.plans is None else "thorough"].trial_s
+        """Seconds after which one trial is ended, with those that it may compile."""
+        own = EFFORTS[self.effort if self.plans is None else "thorough"].trial_s
+        return (own if self.limit_s is None else self.limit_s) + (self.compile_timeout_s or 0.0)
+
+    def make_limits(self, seconds: float, candidates: int = 1) -> Limits:
+        """Return the limits of a worker that may take some seconds, and compiles that many candidates in a row."""
+        compile_s = math.inf if self.compile_timeout_s is None else candidates * self.compile_timeout_s
+        return replace(Limits.from_free_memory(seconds), compile_s=compile_s)
 
     @property
     def inspection_s(self) -> float:

@@ -241,7 +241,10 @@ class _Loop:
         """Return whether to try a plan again, which is never so for a trial of this very search."""
         if trial.plan in self._tried:
             return False
-        return self._had_interference(trial) or _has_ended_early(trial, self._bound(stored), self._limit_s(stored))
+        is_compiling = trial.failure is not None and WorkerStage(trial.failure.stage).is_compiling
+        timeout_s = (self.request.compile_timeout_s if is_compiling else None) or math.inf
+        limit_s = min(self._limit_s(stored), timeout_s)
+        return self._had_interference(trial) or _has_ended_early(trial, self._bound(stored), limit_s)
 
     def _had_interference(self, trial: Trial) -> bool:
         now_s = self.inspection.measurement.baseline_time.mid
@@ -295,7 +298,7 @@ class _Loop:
             baseline_s=history.economics.baseline_s,
             cache_dir=self.caches.new(trial.plan),
         )
-        limits = Limits.from_free_memory(min(self._limit_s(history), limit_s))
+        limits = self.request.make_limits(min(self._limit_s(history), limit_s))
         return try_plan(self.launcher, job, trial, limits, self.spent.stage)
 
     def _resolve_ties(self) -> int:
@@ -328,7 +331,7 @@ class _Loop:
         self.listener.start_comparison(trial.plan, EAGER)
         job = replace(self.request.make_job("warm"), plan=trial.plan, traits=self._traits(history))
         job = replace(job, baseline_s=history.economics.baseline_s, cold=self._cold)
-        limits = Limits.from_free_memory(self._limit_s(history))
+        limits = self.request.make_limits(self._limit_s(history))
         found = measure_again(self.launcher, job, limits, self.spent.stage, self.caches.list_folders(trial.plan))
         if isinstance(found, Failure) and found.stage == WorkerStage.MEASURE_COLD:
             self._cold = False  # what ended the worker is no fault of the plan
@@ -346,7 +349,7 @@ class _Loop:
         job = self.request.make_job("duel")
         usual = _seconds_per_call(challenger), _seconds_per_call(leader)
         job = replace(job, plan=challenger.plan, traits=self._traits(history), expected_s=usual)
-        limits = Limits.from_free_memory(2 * self._limit_s(history))  # two plans compile
+        limits = self.request.make_limits(2 * self._limit_s(history), candidates=2)
         caches = self.caches.list_folders(challenger.plan, leader.plan)
         duel = hold_duel(self.launcher, job, leader.plan, limits, self.spent.stage, caches)
         kept = self.storage.keep_duel(self.study_id, challenger.plan, duel)

@@ -137,7 +137,8 @@ class Harness:
         effort = self._job.effort
         is_unsteady = {Trait.CONTENDED_CORES, Trait.SHORT_CALLS} <= self._job.traits
         rounds = STOPPING_ROUNDS if is_unsteady else MIN_ROUNDS
-        precision = Precision(effort.half_width, effort.measure_s, block_s, rounds)
+        budget_s = 0.0 if effort.rounds else effort.measure_s
+        precision = Precision(effort.half_width, budget_s, block_s, effort.rounds or rounds)
         clock = replace(self._clock, evict=evict)
         return measure_pair(*sides, clock, precision, prune_below=prune_below, expected_s=expected_s)
 

@@ -71,11 +71,13 @@ class Limits:
         time_s: wall seconds, without those in which it waits for others.
         memory_bytes: resident memory, that of its children included.
         wait_s: wall seconds after which it may wait no longer, and no wait prolongs its time.
+        compile_s: wall seconds of one stage that compiles, without those in which it waits for others.
     """
 
     time_s: float
     memory_bytes: int
     wait_s: float = math.inf
+    compile_s: float = math.inf
 
     @classmethod
     def from_free_memory(cls, time_s: float) -> Limits:
@@ -137,7 +139,7 @@ class _Conversation:
         self._on_stage = on_stage
         self._log = log
         self._stage = WorkerStage.START
-        self._deadline = self._last_wait = math.inf
+        self._deadline = self._last_wait = self._compile_deadline = math.inf
         self._waits_since: float | None = None
 
     def outcome(self) -> str | Failure:
@@ -154,7 +156,7 @@ class _Conversation:
                 if answer is not None:
                     return answer
                 continue
-            if self._waits_since is None and time.monotonic() > self._deadline:
+            if self._waits_since is None and time.monotonic() > min(self._deadline, self._compile_deadline):
                 return self._make_timeout_failure()
             if self._waits_since is not None and time.monotonic() > self._last_wait:
                 waited = f"waited {time.monotonic() - self._waits_since:.0f} s for another Torchwise process"
@@ -166,6 +168,8 @@ class _Conversation:
     def _hear(self, kind: MessageKind, payload: str) -> str | Failure | None:
         if kind is MessageKind.STAGE:
             self._stage = WorkerStage(payload)
+            limit_s = self._limits.compile_s if self._stage.is_compiling else math.inf
+            self._compile_deadline = time.monotonic() + limit_s
             self._on_stage(payload)
             return None
         if kind is MessageKind.WAITS:
@@ -174,8 +178,9 @@ class _Conversation:
             return None
         if kind is MessageKind.GOES_ON:
             if self._waits_since is not None:  # others' work does not count as this worker's
-                longer = self._deadline + time.monotonic() - self._waits_since
-                self._deadline = max(self._deadline, min(longer, self._last_wait))
+                waited_s = time.monotonic() - self._waits_since
+                self._compile_deadline += waited_s
+                self._deadline = max(self._deadline, min(self._deadline + waited_s, self._last_wait))
             self._waits_since = None
             self._on_stage(self._stage)
             return None
@@ -192,8 +197,11 @@ class _Conversation:
         stacks = self._stacks()
         innermost = _INNERMOST.search(stacks)
         place = f", in {innermost['function']} ({innermost['file']}:{innermost['line']})" if innermost else ""
-        limit = f"passed its limit of {self._limits.time_s:.0f} s{place}"
-        return Failure(FailureKind.TIMED_OUT, self._stage, limit, stacks)
+        if self._compile_deadline < self._deadline:
+            passed = f"passed the compile time-out of {self._limits.compile_s:g} s"
+        else:
+            passed = f"passed its limit of {self._limits.time_s:.0f} s"
+        return Failure(FailureKind.TIMED_OUT, self._stage, f"{passed}{place}", stacks)
 
     def _stacks(self) -> str:
         """Return the worker's stacks if it can write them: the request may end it, but it is to end anyway."""

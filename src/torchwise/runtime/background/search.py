@@ -25,7 +25,7 @@ from torchwise.runtime.background.protocol import Message, Order
 from torchwise.store import open_storage
 from torchwise.study import Caches, Request, run_study
 from torchwise.study.apply_approvals import ApprovalPolicy, apply_approvals
-from torchwise.trial import Launcher, Limits, ProcessLauncher, ask_worker
+from torchwise.trial import Launcher, ProcessLauncher, ask_worker
 from torchwise.trial.job import Attempt
 
 MAX_PREPARED = 3
@@ -139,7 +139,7 @@ def _compile_and_verify(
 ) -> tuple[AotCode | None, CheckResult] | str:
     """Compile the plan in one worker, and verify and time it in another, or return the reason for its rejection."""
     job = replace(request.make_job("try"), plan=plan, traits=study.inspection.traits)
-    limits = Limits.from_free_memory(request.trial_s)
+    limits = request.make_limits(request.trial_s)
     made: AotCode | None = None
     preparation = Preparation("check", job, "")
     if plan.backend != "eager":

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 
+from torchwise import environment
 from torchwise._torch.dispatch import is_transforming
 from torchwise.errors import TorchwiseError
+from torchwise.plan.workload_spec import LIVE, WorkloadSpec
 from torchwise.records import Decision, Interval
 from torchwise.runtime.components.config import CompileConfig, is_disabled
 from torchwise.runtime.components.program import autocast_of, device_of, wrap_in_autocast
@@ -49,6 +51,7 @@ class Found:
     decision: Decision | None = None
     error: Exception | None = None
     seconds: float = 0.0
+    verified: bool = True
 
 
 def tune_in_workers(original: Callable[..., Any], examples: Sequence[Example], config: CompileConfig) -> Decision:
@@ -65,10 +68,37 @@ def tune_in_workers(original: Callable[..., Any], examples: Sequence[Example], c
     return tune(original, **keywords).decision
 
 
+def decide_unverified(original: Callable[..., Any], examples: Sequence[Example], config: CompileConfig) -> Decision:
+    """Decide for the plan that the config names. Nothing is run, verified or timed."""
+    from torchwise.workload.identity import describe_example, structure
+
+    assert config.plans is not None, "the config refuses verify=False without a plan"
+    (plan,) = config.plans
+    mode, device = "training" if config.training else "inference", device_of(config)
+    return Decision(
+        plan=plan,
+        reason=f"{plan} is used unverified and untimed, as verify=False asks",
+        speedup=None,
+        break_even_calls=None,
+        saved_s=0.0,
+        baseline_s=0.0,
+        cold_s=0.0,
+        warm_s=None,
+        workload=WorkloadSpec(f"{LIVE}component", device=device, mode=mode, calls=config.calls),  # type: ignore[arg-type]
+        identity="",
+        structure=structure(original),
+        inputs=tuple(describe_example(example) for example in examples),
+        environment=environment.detect(device),
+    )
+
+
 def apply_if_faster(original: Callable[..., Any], decision: Decision, config: CompileConfig) -> Found:
-    """Apply a decision if its speed-up surely reaches the config's minimum."""
+    """Apply a decision if its speed-up surely reaches the config's minimum, or if nothing is to be verified."""
     from torchwise.runtime.api import apply
 
+    if not config.verify:
+        logger.warning("torchwise: %s", decision.reason)
+        return Found(apply(original, decision, store=config.store), decision.reason, decision=decision, verified=False)
     speedup = decision.speedup
     if decision.plan.is_eager:
         return Found(None, decision.reason, Fallback(FallbackReason.EAGER_DECISION), decision)
@@ -94,6 +124,7 @@ class ComponentStatistics:
         compile_s: seconds of the calls that compiled or captured the plan in this process.
         search_s: seconds of search.
         failures: number of failed searches and failed calls of the plan, by type of error.
+        verified: whether the plan in use was verified, or None if no plan is in use.
     """
 
     plan: str | None = None
@@ -105,6 +136,7 @@ class ComponentStatistics:
     search_s: float = 0.0
     failures: Mapping[str, int] = field(default_factory=dict)
     sentences: Mapping[FallbackReason, str] = field(default_factory=dict)
+    verified: bool | None = None
 
 
 class Component:
@@ -128,7 +160,7 @@ class Component:
         self.name = name
         self.changes = dict(changes or {})
         self.original = original
-        self.config = config
+        self.config = config.of_size(_count_parameters(original))
         self._find = find
         self._examples = tuple(examples)
         self.clear()
@@ -139,8 +171,9 @@ class Component:
 
     def configure(self, config: CompileConfig) -> None:
         """Change the settings. A change of mode forgets the plan of the earlier mode."""
+        config = config.of_size(_count_parameters(self.original))
         before, self.config = self.config, config
-        if before.mode != config.mode:
+        if (before.plans, before.verify) != (config.plans, config.verify):
             self.clear()
 
     def clear(self) -> None:
@@ -206,6 +239,7 @@ class Component:
             found.seconds,
             dict(failures),
             {**sentences, **served.sentences} if served else sentences,
+            found.verified if found.optimized else None,
         )
 
     def _aside(self) -> Fallback | None:
@@ -235,11 +269,13 @@ class Component:
 
     def _seek(self, examples: tuple[Example, ...]) -> None:
         counts, config, begun = self._counts, self.config, time.perf_counter()
-        logger.info("torchwise: searching for a plan for component %s; the caller waits", self.name)
+        find = self._find if config.verify else decide_unverified
+        if config.verify:
+            logger.info("torchwise: searching for a plan for component %s; the caller waits", self.name)
         try:
             original = wrap_in_autocast(self.original, config)
             trains = _trains(original, examples) if config.training is None else config.training
-            found = apply_if_faster(original, self._find(original, examples, replace(config, training=trains)), config)
+            found = apply_if_faster(original, find(original, examples, replace(config, training=trains)), config)
         except Exception as error:  # a failed search must not stop the program: log its error, keep it until clear()
             fallback = Fallback(FallbackReason.SEARCH_FAILED, f"{type(error).__name__}: {error}")
             found = Found(None, str(fallback), fallback, error=error)
@@ -281,6 +317,11 @@ class Component:
                 f"component {self.name!r}: {found.reason}: clear() searches again, and fallback=True lets the original "
                 "answer"
             ) from found.error
+
+
+def _count_parameters(original: Callable[..., Any]) -> int:
+    """Count the parameters of a module. A function has none."""
+    return sum(p.numel() for p in original.parameters()) if isinstance(original, torch.nn.Module) else 0
 
 
 def _copy_example(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Example, ...]:

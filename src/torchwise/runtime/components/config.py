@@ -9,13 +9,21 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, Self
 
-from torchwise.errors import InputError, did_you_mean
+from torchwise.errors import InputError, did_you_mean, is_count
 from torchwise.parsing import short_repr
 from torchwise.plan import Numerics, Plan
+from torchwise.plan.choice import list_values
 from torchwise.plan.effort import EffortName, check_effort
 from torchwise.plan.rules import list_allowed
 from torchwise.plan.space import numerics_of
-from torchwise.plan.workload_spec import DEFAULT_CALLS, NumericsName, TuneKeywords, WorkloadSpec
+from torchwise.plan.workload_spec import (
+    DEFAULT_CALLS,
+    NumericsName,
+    TuneKeywords,
+    WorkloadSpec,
+    check_iterations,
+    check_timeout,
+)
 
 VARIABLE = "TORCHWISE_DISABLE"
 OFF = ("", "0", "false", "no", "off")
@@ -26,11 +34,27 @@ AUTOCAST = ("bfloat16", "float16")
 PROFILES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "development": MappingProxyType({"enabled": False}),
-        "production": MappingProxyType({"enabled": True, "effort": "standard", "fallback": True}),
-        "research": MappingProxyType({"enabled": True, "effort": "quick", "fallback": False}),
+        "production": MappingProxyType(
+            {
+                "enabled": True,
+                "effort": "standard",
+                "allow": "same-precision",
+                "minimum_speedup": 1.05,
+                "fallback": True,
+            }
+        ),
+        "research": MappingProxyType(
+            {
+                "enabled": True,
+                "effort": "thorough",
+                "allow": "substituted",
+                "minimum_speedup": 1.0,
+                "fallback": False,
+            }
+        ),
     }
 )
-"""Ready-made settings: original code to debug, plans with a fallback, and quick searches that raise their errors."""
+"""Ready-made settings: original code to debug, plans with a fallback, and all that may be had, with errors raised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +64,10 @@ class CompileConfig:
     Attributes:
         enabled: whether the component may run by a plan at all. Calls are counted in any case.
         mode: "auto" to search for a plan by evidence, or one mode of `torch.compile`. Such a mode is then the only plan
-            to try. It is verified and timed, too, and used only if it is right and fast enough.
+            to try. It is verified and timed, too, and used only if it is right and fast enough. A mapping from numbers
+            of parameters to modes chooses by the size of the component: `{0: "default", 10_000_000: "auto"}`.
+        backend: None to search for a backend, or the only one to try, such as "inductor" or one of a plug-in.
+        dynamic: None to search, or the only form of shapes to try: true for code of many sizes, false for one size.
         lazy: whether the search starts at the first call, with its inputs. Otherwise it starts at registration, which
             then needs examples.
         minimum_speedup: the speed-up over eager that a plan must surely reach (the low end of its 95 % interval). At
@@ -49,8 +76,12 @@ class CompileConfig:
         allow: how far a plan may change the outputs: "exact", "same-precision", "lower-precision" or "substituted".
         budget_s: seconds of search after which no further trial starts, or None for the effort's own limit. A running
             trial is finished.
+        compile_timeout_s: seconds that one candidate may compile, or None for all of a trial's limit.
+        iterations: how many times a candidate and eager are timed in each process, or None until that is enough.
         calls: expected number of calls over the component's lifetime.
         restarts: expected number of process starts over that lifetime.
+        verify: whether a plan must be right and fast enough. If false, the plan of `mode`, `backend` and `dynamic` is
+            used at once, unverified and untimed, and its statistics and its decision say so.
         fallback: whether the original answers if no plan is found or a plan fails. If false, that raises.
         training: whether a plan must support gradients, or None to decide by the first call.
         autocast: "bfloat16" or "float16", the autocast for both the original and its plan, or None for no autocast.
@@ -60,14 +91,19 @@ class CompileConfig:
     """
 
     enabled: bool = True
-    mode: str = AUTO
+    mode: str | Mapping[int, str] = AUTO
+    backend: str | None = None
+    dynamic: bool | None = None
     lazy: bool = True
     minimum_speedup: float = 1.05
     effort: EffortName = "standard"
     allow: NumericsName = "same-precision"
     budget_s: float | None = None
+    compile_timeout_s: float | None = None
+    iterations: int | None = None
     calls: int = DEFAULT_CALLS
     restarts: int = 1
+    verify: bool = True
     fallback: bool = True
     training: bool | None = None
     autocast: str | None = None
@@ -76,10 +112,14 @@ class CompileConfig:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("enabled", "lazy", "fallback", "progress"):
+        for name in ("enabled", "lazy", "verify", "fallback", "progress"):
             _one_of(name, getattr(self, name), (True, False))
-        _one_of("training", self.training, (True, False, None))
-        _one_of("mode", self.mode, list_modes())
+        for name in ("training", "dynamic"):
+            _one_of(name, getattr(self, name), (True, False, None))
+        _one_of("backend", self.backend, (None, *list_values("backend")))
+        check_timeout(self.compile_timeout_s)
+        check_iterations(self.iterations)
+        self._check_modes()
         check_effort(self.effort)
         _one_of("autocast", self.autocast, (*AUTOCAST, None))
         _one_of("device", self.device, ("cpu", "cuda", None))
@@ -92,10 +132,33 @@ class CompileConfig:
                 f"budget_s is {short_repr(self.budget_s)}, but must be above 0, or None for the effort's own"
             )
         WorkloadSpec("parts", calls=self.calls, restarts=self.restarts)  # refuses invalid numbers
+
+    def _check_modes(self) -> None:
+        """Refuse modes that do not exist, are not allowed, or leave nothing to use without a search."""
+        if isinstance(self.mode, Mapping):
+            if 0 not in self.mode or not all(is_count(size) or size == 0 for size in self.mode):
+                raise InputError(
+                    f"mode is {short_repr(dict(self.mode))}, but must map numbers of parameters, 0 among them, to modes"
+                )
+            object.__setattr__(self, "mode", dict(self.mode))  # a copy, which nobody else changes
         allowed = Numerics.of(self.allow)
-        for plan in self.plans or ():
-            if not allowed.allows(level := numerics_of(plan)):
-                raise InputError(f"mode {self.mode!r} is {level}, but only up to {allowed} is allowed: allow={level}")
+        for mode in self.mode.values() if isinstance(self.mode, Mapping) else (self.mode,):
+            _one_of("mode", mode, list_modes())
+            one = self if mode is self.mode else replace(self, mode=mode)
+            if not self.verify and one.plans is None:
+                raise InputError(
+                    f"verify is False, but mode is {mode!r}, which finds a plan by verifying: name a mode, or a backend"
+                )
+            for plan in one.plans or ():
+                if not allowed.allows(level := numerics_of(plan)):
+                    named = f"plan {plan}" if mode == AUTO else f"mode {mode!r}"
+                    raise InputError(f"{named} is {level}, but only up to {allowed} is allowed: allow={level}")
+
+    def of_size(self, parameters: int) -> Self:
+        """Return the settings for a component with that many parameters: a mode by size is chosen."""
+        if not isinstance(self.mode, Mapping):
+            return self
+        return replace(self, mode=self.mode[max(size for size in self.mode if size <= parameters)])
 
     @classmethod
     def of(cls, profile: str, **changes: Any) -> Self:
@@ -127,6 +190,8 @@ class CompileConfig:
             "allow": self.allow,
             "effort": self.effort,
             "budget": self.budget_s,
+            "compile_timeout": self.compile_timeout_s,
+            "iterations": self.iterations,
             "mode": "training" if self.training else "inference",
             "plans": self.plans,
             "store": self.store,
@@ -136,7 +201,12 @@ class CompileConfig:
     @property
     def plans(self) -> tuple[Plan, ...] | None:
         """The plans to try, or None to search."""
-        return None if self.mode == AUTO else (Plan(backend="inductor", mode=self.mode),)
+        if isinstance(self.mode, Mapping):
+            raise InputError("mode is by size, but has no plan before `of_size`")
+        if self.mode == AUTO and self.backend is None and self.dynamic is None:
+            return None
+        mode = "default" if self.mode == AUTO else self.mode
+        return (Plan(backend=self.backend or "inductor", mode=mode, shapes="dynamic" if self.dynamic else "static"),)
 
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:

@@ -6,6 +6,7 @@ import functools
 import inspect
 import itertools
 import logging
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -22,6 +23,7 @@ from torchwise.runtime.components.config import PROFILES, CompileConfig, list_mo
 from torchwise.runtime.components.program import (
     autocast_of,
     copy_with_shared_dict,
+    describe_device,
     device_of,
     function_of,
     place,
@@ -69,7 +71,9 @@ class CompileManager:
         if not isinstance(config, (CompileConfig, str)):
             raise InputError(f"config is of type {type(config).__name__}, but must be a CompileConfig or a profile")
         self._config = CompileConfig.of(config, **changes) if isinstance(config, str) else config.changed(**changes)
+        self._changes = changes
         self._find = find
+        self._said_device: CompileConfig | None = None
         self._lock = threading.RLock()  # reentrant: `set_mode` holds it and reads `components`, which takes it as well
         self._components: WeakValueDictionary[str, Component] = WeakValueDictionary()
 
@@ -119,15 +123,32 @@ class CompileManager:
         return cast("T", self._add(target, name, tuple(examples), changes))
 
     def device(self) -> str:
-        """Return the device for components: "cuda" if there is a GPU, unless the config says otherwise."""
+        """Return the device for components: "cuda" if there is a GPU, unless the config says otherwise.
+
+        With `progress`, standard error says once which device it is, and why.
+        """
+        if self._config.progress and self._said_device != (config := self._config):
+            self._said_device = config
+            print(f"torchwise: device {describe_device(config)}", file=sys.stderr)
         return device_of(self._config)
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return the autocast context of components, for code around them, or a null context without `autocast`."""
-        return autocast_of(self._config)
+    def autocast(self, dtype: torch.dtype | str | None = None) -> AbstractContextManager[Any]:
+        """Return the autocast context of components, for code around them, or a null context without `autocast`.
+
+        Args:
+            dtype: bfloat16 or float16, as dtype or name, for this context alone. None takes the config's.
+
+        Raises:
+            InputError: it is another dtype.
+        """
+        name = str(dtype).removeprefix("torch.") if dtype is not None else None
+        return autocast_of(self._config.changed(autocast=name) if name else self._config)
 
     def set_mode(self, mode: str) -> None:
-        """Switch all components to a profile or a mode, except for the fields that a component was registered with.
+        """Switch all components to a profile or a mode.
+
+        Fields that the manager was created with are kept if it is a profile, and those that a component was registered
+        with in any case.
 
         Args:
             mode: "development", "production", "research", "auto" or a mode of `torch.compile`. For "auto" and those
@@ -139,7 +160,8 @@ class CompileManager:
         if mode not in PROFILES and mode not in list_modes():
             raise InputError(f"mode is {mode!r}, but must be one of {', '.join((*PROFILES, *list_modes()))}")
         with self._lock:
-            config, components = self._config.changed(**PROFILES.get(mode, {"mode": mode})), self.components.values()
+            changes = {**PROFILES[mode], **self._changes} if mode in PROFILES else {"mode": mode}
+            config, components = self._config.changed(**changes), self.components.values()
             each = [config.changed(**component.changes) for component in components]  # check all before switching any
             self._config = config
             for component, asked in zip(components, each, strict=True):

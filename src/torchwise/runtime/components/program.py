@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from torchwise import environment
 from torchwise.compile.forward_entry import calls_forward_alone
 from torchwise.errors import InputError
 from torchwise.runtime.components.config import CompileConfig
@@ -110,6 +111,23 @@ def _derive_class(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
 def device_of(config: CompileConfig) -> str:
     """Return the device for components: "cuda" if there is a GPU, unless the config says otherwise."""
     return config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def describe_device(config: CompileConfig) -> str:
+    """Describe the device for components, and why it is that one, such as "cuda: NVIDIA H200, 140 GiB"."""
+    device, chosen = device_of(config), ", as the config says" if config.device else ""
+    if device == "cuda" and torch.cuda.is_available():
+        gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
+        capability = f"compute capability {gpu.major}.{gpu.minor}"
+        return f"cuda: {gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, {capability}{chosen}"
+    if torch.cuda.is_available():
+        why = ""
+    elif torch.version.cuda is None:
+        why = "; this PyTorch is built without CUDA"
+    else:
+        why = f"; this PyTorch is built for CUDA {torch.version.cuda}, but finds no GPU that it can use"
+    here = f": {environment.detect('cpu').limited_hardware}" if device == "cpu" else ""
+    return f"{device}{here}{chosen}{why}"
 
 
 def autocast_of(config: CompileConfig) -> AbstractContextManager[Any]:

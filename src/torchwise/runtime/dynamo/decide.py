@@ -13,7 +13,7 @@ from torchwise.errors import InputError, UnsupportedError, did_you_mean
 from torchwise.parsing import short_repr
 from torchwise.plan import Numerics, Plan
 from torchwise.plan.effort import EFFORTS, check_effort, is_at_least
-from torchwise.plan.workload_spec import DEFAULT_CALLS, TuneOptions, WorkloadSpec
+from torchwise.plan.workload_spec import DEFAULT_CALLS, TuneOptions, WorkloadSpec, check_timeout
 from torchwise.random_state import kept_random
 from torchwise.records import Decision, StudyState
 from torchwise.records.listener import Listener
@@ -67,6 +67,7 @@ def _request(captured: Captured, options: Options) -> Request:
         effort=options.effort,
         mode=captured.mode,
         plans=DYNAMIC if captured.dynamic else None,
+        compile_timeout=options.compile_timeout,
     )
     return replace(
         Request.from_options(asked, f"live:graph-{digest[:8]}", captured.device),
@@ -128,6 +129,7 @@ class Options:
         store: URL or file of the store, by default in the user's data directory.
         budget: seconds of tuning, over all graphs of the process, after which no further graph is tuned.
         progress: whether to show the running trials.
+        compile_timeout: seconds that one candidate may compile, or None for all of a trial's limit.
     """
 
     effort: str = "quick"
@@ -136,6 +138,7 @@ class Options:
     store: str | None = None
     budget: float = BUDGET_S
     progress: bool = True
+    compile_timeout: float | None = None
 
     def __post_init__(self) -> None:
         check_effort(self.effort)
@@ -145,6 +148,7 @@ class Options:
             )
         WorkloadSpec("live:graph", calls=self.calls)
         Numerics.of(self.allow)
+        check_timeout(self.compile_timeout)
         if not isinstance(self.progress, bool):
             raise InputError(f"progress is {short_repr(self.progress)}, but must be True or False")
         if self.store is not None and not isinstance(self.store, str):

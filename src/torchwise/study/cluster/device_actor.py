@@ -72,7 +72,7 @@ class DeviceActor:
 
     def begin(self, job: Job, limits: Limits) -> None:
         """Start a job, whose progress `poll` returns. The memory limit is that of this node."""
-        own_limits = replace(Limits.from_free_memory(limits.time_s), wait_s=limits.wait_s)
+        own_limits = replace(limits, memory_bytes=Limits.from_free_memory(limits.time_s).memory_bytes)
         threading.Thread(target=self._run, args=(job, own_limits), daemon=True, name="torchwise-job").start()
 
     def poll(self) -> list[tuple[str, Any]]:

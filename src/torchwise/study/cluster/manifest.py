@@ -37,9 +37,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     plan: tuple[str, ...] = ()
     cold: bool = False
     wait: bool = False
+    compile_timeout: float | None = None
+    iterations: int | None = None
 
 
-AS_THEY_ARE = ("calls", "restarts", "allow", "effort", "budget", "objective", "latency_limit", "mode", "cold", "wait")
+AS_THEY_ARE = (
+    *("calls", "restarts", "allow", "effort", "budget", "objective", "latency_limit", "mode", "cold", "wait"),
+    *("compile_timeout", "iterations"),
+)
 """Options that a manifest writes as Python does. A plan is text. A limit of memory without a unit is in GiB."""
 
 
