@@ -26,7 +26,7 @@ from torchwise._torch import cpu_isa_cache
 from torchwise.artifact import package
 from torchwise.artifact.package import Manifest
 from torchwise.artifact.remote_files import USED, Folder, RemoteFolder, hide_password, name_of
-from torchwise.cli.cache import cache, size_of
+from torchwise.cli.cache import cache
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
 from torchwise.records import Decision
 from torchwise.workload import Workload
@@ -470,16 +470,3 @@ def test_a_mistyped_folder_is_not_taken_for_an_empty_one(url: str, tmp_path: Pat
             artifact.load(f"file://{tmp_path}/{name}", NET, trust=True)
     with pytest.raises(InputError, match=f"such as s3://bucket/models or {(tmp_path / 'fleet').as_uri()}"):
         ran("list", str(tmp_path / "fleet"))
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("10GiB", 10 * 2**30), ("1.5 MB", 1_500_000), ("1000", 1000), ("7B", 7), (" 2TiB ", 2**41)]
-)
-def test_a_size_is_read(text: str, size: int) -> None:
-    assert size_of(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "ten", "10 gigs", "-1GiB", "0", "10GiBB", "1e9"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="but must be a size of at least one byte, such as 10GiB"):
-        size_of(text)
