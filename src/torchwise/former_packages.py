@@ -48,6 +48,7 @@ FORMER = {
     "torchwise.records.cost_model": "torchwise.records.trial",
     "torchwise.records.inspection": "torchwise.records.measurement",
     "torchwise.runtime.latency": "torchwise.runtime.statistics",
+    "torchwise.store.explanations": "torchwise.store.reports",
     "torchwise.training.ranks": "torchwise.runtime.training.distributed",
     "torchwise.foreign.denoisers": "torchwise_models.libraries.wrappers",
     "torchwise.foreign.language": "torchwise_models.libraries.wrappers",

@@ -167,6 +167,8 @@ def test_a_former_argument_or_function_warns_and_works() -> None:
         assert bucketing.prove is bucketing.verify_padding
     with pytest.warns(FutureWarning, match=r"torchwise.plan.Legality is called torchwise.plan.Numerics now"):
         assert torchwise.plan.Legality is Numerics
+    with pytest.warns(FutureWarning, match=r"torchwise.store.ExplanationSummary is called torchwise.store.ReportSum"):
+        assert torchwise.store.ExplanationSummary is torchwise.store.ReportSummary
     manager = torchwise.CompileManager()
     with pytest.warns(FutureWarning, match=r"CompileManager.parts is called components now"):
         assert manager.parts == {}

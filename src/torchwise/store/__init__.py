@@ -47,5 +47,4 @@ __all__ = [
     "read_storage",
 ]
 
-
-__getattr__ = load_attributes(__name__, _HOMES)
+__getattr__ = load_attributes(__name__, _HOMES, former={"ExplanationSummary": "ReportSummary"})
