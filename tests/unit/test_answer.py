@@ -53,6 +53,6 @@ def test_trust_is_one_sentence() -> None:
     assert limited.reliability is Reliability.LIMITED
     assert "disturbed: another program held 1 of 2 cores; ratios hold within about ±10.0%" in limited.sentence
     assert judge_trust([garbage]).reliability is Reliability.UNUSABLE
-    assert "the ratio cannot be told" in judge_trust([garbage]).sentence
-    assert judge_trust([garbage, garbage, quiet]).sentence.endswith("2 of 3 ratios cannot be told.")
+    assert "the ratio is only a range" in judge_trust([garbage]).sentence
+    assert judge_trust([garbage, garbage, quiet]).sentence.endswith("2 of 3 ratios are only ranges.")
     assert judge_trust([]).half_width is None

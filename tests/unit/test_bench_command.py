@@ -127,7 +127,7 @@ def test_a_benchmark_that_tells_nothing_ends_with_4_and_is_shown(loop: Loop, tmp
     wide = Measurement((0.1, 1.0, 10.0) * 4, (1.0,) * 12)
     loop.rows = (a_row("eager", measurement=wide), a_row("default", measurement=wide), a_row("thunder", 1.2))
     assert run("tutorial.fusion_demo", "--json", tmp_path / "b.json") == 4
-    assert capsys.readouterr().out.startswith("The measurements are too uncertain; 2 of 3 ratios cannot be told.")
+    assert capsys.readouterr().out.startswith("The measurements are too uncertain; 2 of 3 ratios are only ranges.")
     assert json.loads((tmp_path / "b.json").read_text())["trust"]["reliability"] == "unusable"
 
 

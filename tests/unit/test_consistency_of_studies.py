@@ -103,7 +103,7 @@ def test_what_cannot_be_told_is_no_decision() -> None:
     assert study.decision.answer is Answer.INCONCLUSIVE
     found = render_text(study)
     assert "─ Inconclusive ─" in found
-    assert "too uncertain: the machine is noisy; 3 of 3 ratios cannot be told." in " ".join(found.split())
+    assert "too uncertain: the machine is noisy; 3 of 3 ratios are only ranges." in " ".join(found.split())
 
 
 @pytest.mark.parametrize("where", ["text", "page"])

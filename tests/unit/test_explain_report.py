@@ -17,6 +17,7 @@ from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Interval, Measurement
+from torchwise.records import format as show
 from torchwise.records.explanation import Basis, Explanation, FixTrial, Kernel, Saving, Stage, rank_findings
 from torchwise.records.saving import describe_saving as words
 from torchwise.report.explanation import next_steps, render_explanation, render_explanation_html, write_explanation
@@ -182,6 +183,19 @@ def test_the_points_of_the_roofline_have_the_numbers_of_the_table() -> None:
     for number, name in enumerate(KERNELS, 1):
         assert re.search(rf"<span>{number}</span></td>\s*<th[^>]*>{name}</th>", page)
     assert "#" not in render_text(told), "a terminal has no plot to refer to"
+
+
+def test_the_plots_of_a_page_agree_with_its_sentences() -> None:
+    kernels = tuple(Kernel(name, 1.0, 9e-6 / n, 1e4, None, share) for n, (name, share) in enumerate(KERNELS.items(), 1))
+    summary = plots(explanation(kernels=kernels))[0].summary
+    assert summary.startswith("aten::mm, the longest, reaches ")
+    assert plots(explanation(kernels=kernels[1:]))[0].summary.startswith("aten::add, the longest whose work is known, ")
+    drifting = Measurement((1.0, 2.0, 4.0), (3.0, 2.0, 20.0))
+    assert drifting.speedup.mid == 3.0, "and the ratio of the medians is 1.5"
+    told = explanation(measurement=drifting)
+    call_s = told.execution.call_s.mid
+    own, eager = plots(told)[-1].table
+    assert (own[3], eager[3]) == (show.seconds(call_s), show.seconds(3 * call_s))
 
 
 def test_the_one_stage_in_another_colour_is_the_longest() -> None:

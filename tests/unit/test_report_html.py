@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from builders import (
+    EAGER_S,
     WRONG,
     a_decision,
     a_failure,
@@ -272,6 +273,20 @@ def test_a_plan_that_is_not_proven_is_never_called_the_fastest() -> None:
     alone, latencies = plots(a_study([wrong], decided=-1))
     assert alone.summary == "No plan was verified and timed precisely enough to be ranked."
     assert latencies.summary.startswith("eager has the shortest")
+
+
+def test_no_other_plan_is_called_the_fastest_where_the_range_of_one_is_beyond_it() -> None:
+    wide = a_measurement(candidate_s=(1e-3, 6e-3) * 6, baseline_s=(EAGER_S,) * 12)
+    unclear = a_trial(0, a_plan(scope="regional"), measurement=wide)
+    assert unclear.speedup is not None
+    assert unclear.speedup.low > 1
+    assert not unclear.speedup.is_usable
+    speeds, latencies, *_ = plots(a_study([unclear, a_trial(1, speedup=1.2)], decided=0))
+    assert speeds.summary.startswith("inductor + regional may be the fastest, at ")
+    assert latencies.summary.startswith("inductor + regional may have the shortest time per call, ")
+    speeds, latencies = plots(a_study([unclear], decided=0))
+    assert speeds.summary == "No plan was verified and timed precisely enough to be ranked."
+    assert latencies.summary.startswith("inductor + regional may have the shortest time per call, ")
 
 
 def test_the_cost_plot_marks_the_expected_calls_and_where_a_plan_pays_back(drawn: dict[str, Axes]) -> None:

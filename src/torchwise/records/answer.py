@@ -100,12 +100,11 @@ def judge_trust(
     if typical > MAX_HALF_WIDTH:
         share = f"{unusable} of {len(widths)} ratios" if len(widths) > 1 else "the ratio"
         # Not always the machine's fault: processes of one plan may contradict each other on a quiet one.
-        return Trust(
-            Reliability.UNUSABLE, f"The measurements are too uncertain{cause}; {share} cannot be told.", typical
-        )
+        sentence = f"The measurements are too uncertain{cause}; {share} {_call_range(unusable)}."
+        return Trust(Reliability.UNUSABLE, sentence, typical)
     width = f"ratios hold within about ±{typical:.1%}" if len(widths) > 1 else f"the ratio holds within ±{typical:.1%}"
     if observed_widths[len(observed_widths) // 2] > QUIET_HALF_WIDTH or unusable:
-        left = f"; {unusable} of {len(widths)} cannot be told" if unusable else ""
+        left = f"; {unusable} of {len(widths)} {_call_range(unusable)}" if unusable else ""
         return Trust(
             Reliability.LIMITED,
             f"The machine was disturbed{cause}; {width}, times only as long as it is{left}.",
@@ -116,6 +115,11 @@ def judge_trust(
             Reliability.GOOD, f"{width[0].upper()}{width[1:]}, though the machine was not idle{cause}.", typical
         )
     return Trust(Reliability.GOOD, f"The machine was quiet: {width}.", typical)
+
+
+def _call_range(count: int) -> str:
+    """Say that ratios have no figure. A range may still show which side is faster."""
+    return "is only a range" if count == 1 else "are only ranges"
 
 
 THRESHOLD = 0.05

@@ -26,6 +26,7 @@ from torchwise.report.plots.drawing import (
     name_strips,
     scale_time,
 )
+from torchwise.report.plots.study import scale_samples
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,12 +61,14 @@ def _latency(explanation: Explanation) -> Plot | None:
         return None
     name = "torch.compile" if explanation.plan is None else show.truncate(str(explanation.plan), 40)
     mean = "" if timed.calls_per_round == 1 else "the mean of "
+    call_s = explanation.execution.call_s.mid
     return distribution_plot(
-        Samples(name, timed.candidate_s),
-        Samples("eager", timed.baseline_s),
+        Samples(name, scale_samples(timed.candidate_s, call_s)),
+        Samples("eager", scale_samples(timed.baseline_s, call_s * timed.speedup.mid)),
         title="Time of a call",
         unit="round",
-        caption=f" A round is {mean}{show.pluralize(timed.calls_per_round, 'call')}, in alternation with eager's.",
+        caption=f" A round is {mean}{show.pluralize(timed.calls_per_round, 'call')}, in alternation with eager's. "
+        "Eager's times are scaled to agree with the speed-up.",
     )
 
 
@@ -80,8 +83,9 @@ def roofline_plot(kernels: Sequence[Kernel], limits: Limits | None) -> Plot | No
     ][:MAX_COUNT]
     if not marks:
         return None
-    first = marks[0].kernel
-    summary = f"{show.truncate(first.name, 60)}, the longest, reaches {show.percent(first.share)} of the roofline."
+    first, is_longest = marks[0].kernel, marks[0].number == 1
+    which = "the longest" if is_longest else "the longest whose work is known"
+    summary = f"{show.truncate(first.name, 60)}, {which}, reaches {show.percent(first.share)} of the roofline."
     return Plot(
         key="roofline",
         title="Kernels against the roofline",

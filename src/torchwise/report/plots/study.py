@@ -64,7 +64,12 @@ class Series:
     @property
     def is_ranked(self) -> bool:
         """Whether it may be called the fastest: verified, with a speed-up that is not too uncertain."""
-        return self.is_verified and (self.row.speedup is None or self.row.speedup.is_usable)
+        return self.is_verified and not self.is_unclear
+
+    @property
+    def is_unclear(self) -> bool:
+        """Whether it is a verified plan whose speed-up is too uncertain for a figure."""
+        return self.is_verified and self.row.speedup is not None and not self.row.speedup.is_usable
 
 
 def series_of(study: Study) -> list[Series]:
@@ -82,12 +87,7 @@ def speedup_plot(study: Study) -> Plot | None:
     found = [(s, s.row.speedup) for s in series_of(study) if s.row.speedup]
     if not found:
         return None
-    ranked = [pair for pair in found if pair[0].is_ranked]
-    summary = "No plan was verified and timed precisely enough to be ranked."
-    if ranked:
-        best, speedup = max(ranked, key=lambda pair: pair[1].mid)
-        plans = show.pluralize(len(ranked), "verified plan")
-        summary = f"{best.row.name} is the fastest of {plans}, at {show.speedup(speedup)}."
+    summary = _name_fastest(found)
     return Plot(
         key="speedup",
         title="Speed-up over eager",
@@ -98,6 +98,18 @@ def speedup_plot(study: Study) -> Plot | None:
         header=("plan", "speed-up", "low", "high", "rounds"),
         table=tuple(_speedup_cells(series, interval) for series, interval in found),
     )
+
+
+def _name_fastest(found: Sequence[tuple[Series, Interval]]) -> str:
+    ranked = [pair for pair in found if pair[0].is_ranked]
+    if not ranked:
+        return "No plan was verified and timed precisely enough to be ranked."
+    best, speedup = max(ranked, key=lambda pair: pair[1].mid)
+    unclear = [series.row for series, interval in found if series.is_unclear and interval.high > speedup.mid]
+    if unclear:
+        return f"{unclear[0].name} may be the fastest, at {show.speedup(unclear[0].speedup)}."
+    plans = show.pluralize(len(ranked), "verified plan")
+    return f"{best.row.name} is the fastest of {plans}, at {show.speedup(speedup)}."
 
 
 def _paint_speedups(axes: Axes, found: Sequence[tuple[Series, Interval]]) -> None:
@@ -124,11 +136,7 @@ def latency_plot(study: Study) -> Plot | None:
     found = series_of(study)
     if not found:
         return None
-    medians = {series.row.name: series.row.time.mid for series in found if series.is_ranked and series.row.time}
-    fastest = min(medians, key=lambda name: medians[name], default=None)
-    summary = "No timed plan was verified."
-    if fastest:
-        summary = f"{fastest} has the shortest median time per call, {show.seconds(medians[fastest])}."
+    summary = _name_shortest(found)
     return Plot(
         key="latency",
         title="Time per call",
@@ -143,20 +151,32 @@ def latency_plot(study: Study) -> Plot | None:
     )
 
 
+def _name_shortest(found: Sequence[Series]) -> str:
+    timed = [(series, series.row.time) for series in found if series.is_verified and series.row.time]
+    ranked = [(time.mid, series.row.name) for series, time in timed if series.is_ranked]
+    if not ranked:
+        return "No timed plan was verified."
+    median, name = min(ranked)
+    unclear = [(series.row.name, time) for series, time in timed if series.is_unclear and time.low < median]
+    if unclear:
+        return f"{unclear[0][0]} may have the shortest time per call, {show.time(unclear[0][1])}."
+    return f"{name} has the shortest median time per call, {show.seconds(median)}."
+
+
 def _samples(series: Series) -> Sequence[float]:
     if not series.row.trial:
         return series.measurement.baseline_s
-    return _scale_samples(series.measurement.candidate_s, series.row.time.mid if series.row.time else None)
+    return scale_samples(series.measurement.candidate_s, series.row.time.mid if series.row.time else None)
 
 
 def _eager(series: Series) -> Sequence[float]:
     """Return eager's rounds that alternated with a plan, on the scale of eager's time in this study."""
     row = series.row
     eager_s = row.time.mid * row.speedup.mid if row.time and row.speedup else None
-    return _scale_samples(series.measurement.baseline_s, eager_s)
+    return scale_samples(series.measurement.baseline_s, eager_s)
 
 
-def _scale_samples(samples: Sequence[float], median: float | None) -> Sequence[float]:
+def scale_samples(samples: Sequence[float], median: float | None) -> Sequence[float]:
     """Return samples scaled to this median."""
     factor = 1.0 if median is None else median / float(np.median(samples))
     return [sample * factor for sample in samples]
