@@ -173,6 +173,21 @@ def test_two_halves_of_one_study_become_one(source: Storage, target: Storage) ->
     assert source.get_study(mine.id).decision == later != earlier
 
 
+def test_with_a_newer_decision_come_the_trials_that_it_was_made_from(source: Storage, target: Storage) -> None:
+    mine, theirs = create(source), create(target)
+    claim(target, theirs.id, Plan(threads=9))  # so that numbers differ
+    target.finish_trial(theirs.id, complete_trial(claim(target, theirs.id, TUNED)))
+    decide(target, theirs.id, TUNED)
+    source.finish_trial(mine.id, fail_trial(claim(source, mine.id, TUNED)))
+    decide(source, mine.id, EAGER)
+    assert [copied.trials for copied in source.copy_to(target)] == [0]
+    running, renewed = target.get_study(theirs.id).trials
+    assert (running.state, renewed.state) == (TrialState.RUNNING, TrialState.FAIL)
+    assert (renewed.number, renewed.failure) == (1, source.get_study(mine.id).trials[0].failure)
+    list(target.copy_to(source))
+    assert source.get_study(mine.id).trials[0].state is TrialState.FAIL
+
+
 def test_of_each_target_the_later_decision_counts(source: Storage, target: Storage) -> None:
     app = WorkloadSpec("app:factory")
     mine, theirs = create(source), create(target)

@@ -87,19 +87,31 @@ def _merge(connection: Connection, found: StudyRows) -> CopyResult:
         assert made is not None
         study_id = int(made[0])
     require(connection, study_id, lock=True)
-    added = _add_trials(connection, study_id, found.trials)
-    _decide(connection, study_id, found)
+    times = _read_times(connection, study_id)
+    is_newer = any(row["decided_at"] > max(times.values(), default=-math.inf) for row in found.decisions)
+    added = _add_trials(connection, study_id, found.trials, is_newer=is_newer)
+    _decide(connection, study_id, found.decisions, times)
+    if is_newer:
+        connection.execute(update(studies).where(studies.c.id == study_id).values(_study(found)))
     return CopyResult(found.study["id"], found.study["target"], is_new, added)
 
 
-def _add_trials(connection: Connection, study_id: int, rows: Sequence[Row]) -> int:
-    """Add duels, and trials of plans that are not finished yet, under their own numbers if those are free."""
+def _add_trials(connection: Connection, study_id: int, rows: Sequence[Row], *, is_newer: bool) -> int:
+    """Add duels, and trials of plans that are not finished yet, under their own numbers if those are free.
+
+    With a newer decision come the trials that it was made from, in place of those of the same plans.
+    """
     columns = ("number", "plan_id", "state", "format", "record")
     existing = _rows(connection, trials, trials.c.study_id == study_id, columns=columns)
     finished = {row["plan_id"]: row for row in existing if row["state"] != TrialState.RUNNING.value}
     missing = [row for row in rows if row["plan_id"] not in finished]
     for row in rows:
-        if (there := finished.get(row["plan_id"])) is not None:
+        there = finished.get(row["plan_id"])
+        if there is not None and is_newer:
+            place = (trials.c.study_id == study_id, trials.c.number == there["number"])
+            renewed = {**row, "study_id": study_id, "number": there["number"]}
+            connection.execute(update(trials).where(*place).values(renewed))
+        elif there is not None:
             _add_duel(connection, study_id, there, row)
     plans = {row["plan_id"] for row in missing}
     for row in existing:
@@ -137,17 +149,19 @@ def _record(row: Row) -> Row:
     return found if isinstance(found, dict) else {}
 
 
-def _decide(connection: Connection, study_id: int, found: StudyRows) -> None:
-    """Copy each target's decision unless there is a later one. The newest one also sets the state of the search."""
+def _read_times(connection: Connection, study_id: int) -> dict[str, float]:
+    """Return when each target was decided."""
     rows = _rows(connection, decisions, decisions.c.study_id == study_id, columns=("target", "decided_at"))
-    existing = {row["target"]: row["decided_at"] for row in rows}
-    later = [row for row in found.decisions if row["decided_at"] > existing.get(row["target"], -math.inf)]
-    for row in later:
-        same = (decisions.c.study_id == study_id, decisions.c.target == row["target"])
-        connection.execute(delete(decisions).where(*same))
-        connection.execute(insert(decisions).values({**row, "study_id": study_id}))
-    if any(row["decided_at"] > max(existing.values(), default=-math.inf) for row in later):
-        connection.execute(update(studies).where(studies.c.id == study_id).values(_study(found)))
+    return {row["target"]: row["decided_at"] for row in rows}
+
+
+def _decide(connection: Connection, study_id: int, rows: Sequence[Row], times: dict[str, float]) -> None:
+    """Copy each target's decision unless there is a later one."""
+    for row in rows:
+        if row["decided_at"] > times.get(row["target"], -math.inf):
+            same = (decisions.c.study_id == study_id, decisions.c.target == row["target"])
+            connection.execute(delete(decisions).where(*same))
+            connection.execute(insert(decisions).values({**row, "study_id": study_id}))
 
 
 def _study(found: StudyRows) -> Row:
