@@ -47,7 +47,10 @@ def test_python_takes_only_numbers_as_calls(calls: object) -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("2GB", 2 * 10**9), ("2GiB", 2 * 2**30), ("1.5 MiB", 3 * 2**19), ("512", 512), (512, 512), ("1e3KB", 10**6)],
+    [
+        *(("2GB", 2 * 10**9), ("2GiB", 2 * 2**30), ("1.5 MiB", 3 * 2**19), (" 2TiB ", 2**41), ("7B", 7)),
+        *(("512", 512), (512, 512), ("1e3KB", 10**6)),
+    ],
 )
 def test_a_size_has_one_meaning_everywhere(text: str | int, size: int) -> None:
     assert to_bytes(text, "size") == size
@@ -62,7 +65,7 @@ def test_a_limit_without_a_unit_is_in_gib_on_the_command_line() -> None:
     assert Task("a:b", "cpu", memory_limit=1.5).request().workload.memory_limit == 3 * 2**29
 
 
-@pytest.mark.parametrize("text", ["2 gigs", "-1GB", "0", "inf", "1e400GB", "", True])
+@pytest.mark.parametrize("text", ["2 gigs", "10GiBB", "-1GB", "0", "inf", "1e400GB", "", True])
 def test_a_size_that_is_none_is_refused_with_the_rule(text: object) -> None:
     with pytest.raises(torchwise.InputError, match=r"size is .*, but must be a finite size of at least one byte"):
         to_bytes(text, "size")

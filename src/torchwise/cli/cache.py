@@ -83,8 +83,8 @@ def load(
 ) -> None:
     """Put compiled code into PyTorch's caches.
 
-    Every later process of this user finds it there.     A file is loaded as a whole. From a folder, the artifacts for
-    this machine and its software are loaded.
+    Every later process of this user finds it there. A file is loaded as a whole. From a folder, the
+    artifacts for this machine and its software are loaded.
     """
     from torchwise import artifact
     from torchwise.artifact.remote_files import is_folder

@@ -29,7 +29,7 @@ def sweep(
 ) -> None:
     """Tune every target of a manifest, one study per device at a time.
 
-    Each is tuned as `torchwise tune` does it.     Results are stored as soon as they are known. After an interruption
+    Each is tuned as `torchwise tune` does it. Results are stored as soon as they are known. After an interruption
     or a crash, the same command continues.
 
     Exit codes: 0 all studies are decided. 1 a study ended with another error. 2 invalid input, also of one target. 3 a
