@@ -39,9 +39,11 @@ def suggest_models_package() -> str:
 
 def _locate_models_package() -> str:
     """Return a requirement that pip can install: a folder, a file, a repository, or the name on an index."""
+    from urllib.parse import unquote, urlparse
+
     origin = _read_origin()
     url = str(origin.get("url", ""))
-    checkout = Path(url.removeprefix("file://")) if "dir_info" in origin else CHECKOUT
+    checkout = Path(unquote(urlparse(url).path)) if "dir_info" in origin else CHECKOUT
     if (folder := checkout / MODELS_FOLDER).is_dir():
         return str(folder)
     if "vcs_info" in origin:

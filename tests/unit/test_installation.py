@@ -61,6 +61,14 @@ def test_the_models_come_from_where_torchwise_came_from(
     assert said.endswith(f": {shlex.join(['pip', 'install', expected])}")
 
 
+def test_a_checkout_may_have_a_space_in_its_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    models = tmp_path / "my code" / "plugins" / "models"
+    models.mkdir(parents=True)
+    origin = {"url": models.parents[1].as_uri(), "dir_info": {}}
+    monkeypatch.setattr(installation, "_read_origin", lambda: origin)
+    assert installation.suggest_models_package().endswith(f": pip install '{models}'")
+
+
 def test_a_checkout_that_was_never_installed_is_named_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_name: str) -> None:
         raise importlib.metadata.PackageNotFoundError
@@ -92,5 +100,6 @@ def test_wheels_on_the_pages_have_this_version_and_no_page_asks_an_index_for_tor
 def test_an_index_would_show_who_made_it_and_where_it_lives(project: Path) -> None:
     said = tomllib.loads((project / "pyproject.toml").read_text())["project"]
     assert said["authors"]
+    assert said["version"] == torchwise.__version__
     assert {"Homepage", "Documentation", "Repository"} <= said["urls"].keys()
     assert "Typing :: Typed" in said["classifiers"]
