@@ -18,10 +18,11 @@ from streamlit.testing.v1 import AppTest
 from builders import WRONG, a_plan, a_trial
 from dashboard_samples import LAST, PLAIN, TARGET, a_filled_store, a_version
 from torchwise.dashboard.serve import READ_ONLY
-from torchwise.records import Standing
-from torchwise.report.studies import Order
-from torchwise.store import open_storage
+from torchwise.records import Interval, Standing, StudyState
+from torchwise.report.studies import Order, select_studies
+from torchwise.store import StudySummary, open_storage
 
+TWICE = Interval(1.9, 2.0, 2.1)
 HARDWARE = a_version("2.11.0", 1.5).environment.hardware
 
 
@@ -74,6 +75,8 @@ def test_the_list_leads_to_every_study_and_follows_a_target() -> None:
     drawn.text_input[0].set_value("zoo:tutorial.fusion_demo").run()
     assert 'href="study?study=5"' in html(drawn)
     assert 'href="study?study=1"' not in html(drawn)
+    drawn.text_input[0].set_value("ResNet").run()
+    assert re.findall(r'href="study\?study=(\d)">\d', html(drawn)) == ["3", "2", "1"]
     drawn.text_input[0].set_value("zoo:nothing").run()
     assert "No study yet of zoo:nothing" in html(drawn)
 
@@ -140,6 +143,19 @@ def test_the_list_is_sorted_and_filtered_by_date() -> None:
     drawn.selectbox[0].select(Order.FASTEST).run()
     assert re.findall(r'href="study\?study=(\d)">\d', html(drawn)) == ["2", "4", "1", "5"]
     assert "since" not in drawn.query_params
+
+
+def test_a_range_without_a_figure_is_never_the_largest_speed_up() -> None:
+    names = {"none": None, "range": Interval(8.0, 60.0, 500.0), "slow": Interval(1.1, 1.2, 1.3), "fast": TWICE}
+    made = [
+        StudySummary(n, name, "cpu", "inference", StudyState.DECIDED, 1, "inductor", speedup, 1e9 + n)
+        for n, (name, speedup) in enumerate(names.items())
+    ]
+    by_order = {order: [one.target for one in select_studies(made, None, None, order)] for order in Order}
+    assert by_order[Order.FASTEST] == ["fast", "slow", "range", "none"]
+    assert by_order[Order.SLOWEST] == ["slow", "fast", "range", "none"]
+    assert by_order[Order.NEWEST] == by_order[Order.OLDEST][::-1] == ["fast", "slow", "range", "none"]
+    assert by_order[Order.TARGET] == sorted(names)
 
 
 @pytest.mark.usefixtures("store")

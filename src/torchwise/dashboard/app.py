@@ -158,8 +158,18 @@ def show_studies() -> None:
     with places[3]:
         order = choose("Order", {order: order.value for order in Order}, "order")
     st.fragment(run_every=LIST_EVERY_S)(_draw_list)(target, since, until, order)
-    exported = to_csv(select_studies(open_store().list_studies(target), since, until, order))
+    exported = to_csv(_find_studies(target, since, until, order))
     st.download_button("Export CSV", exported, "studies.csv", "text/csv")
+
+
+def _find_studies(
+    target: str | None, since: date | None, until: date | None, order: Order, limit: int | None = None
+) -> list[StudySummary]:
+    """Return the studies of a target, or of all targets whose names contain the text if it is no target."""
+    listed = open_store().list_studies(target, limit=limit)
+    if target and not listed:
+        listed = [one for one in open_store().list_studies() if target.lower() in one.target.lower()]
+    return select_studies(listed, since, until, order)
 
 
 def filter_by(draw: Callable[..., Any], label: str, parameter: str, read: Callable[[str], T]) -> T | None:
@@ -176,14 +186,12 @@ def filter_by(draw: Callable[..., Any], label: str, parameter: str, read: Callab
 
 
 def _draw_list(target: str | None, since: date | None, until: date | None, order: Order) -> None:
-    store = open_store()
     is_plain = order is Order.NEWEST and not (since or until)  # in the store's own order, whose end nobody needs
-    listed = store.list_studies(target, limit=MAX_COUNT + 1 if is_plain else None)
-    found = select_studies(listed, since, until, order)
-    if listed and not found:
+    found = _find_studies(target, since, until, order, limit=MAX_COUNT + 1 if is_plain else None)
+    if not found and (since or until):
         st.text("No study is of these days.")
         return
-    st.html(render_studies(found, store.place, read_theme(), target=target, max_count=MAX_COUNT, order=order))
+    st.html(render_studies(found, open_store().place, read_theme(), target=target, max_count=MAX_COUNT, order=order))
 
 
 def show_study() -> None:

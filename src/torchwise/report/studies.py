@@ -63,14 +63,17 @@ class Order(StrEnum):
 def select_studies(
     summaries: Iterable[StudySummary], since: date | None, until: date | None, order: Order
 ) -> list[StudySummary]:
-    """Return the studies of these days (UTC), both included, in an order. Those without a speed-up come last."""
+    """Return the studies of these days (UTC), both included, in an order.
+
+    Ordered by speed-up, those come last that have none, or one that is too uncertain for a figure.
+    """
     found = [one for one in summaries if (since or date.min) <= _day_of(one) <= (until or date.max)]
     found.sort(key=lambda one: one.created_at, reverse=order is not Order.OLDEST)
     if order is Order.TARGET:
         found.sort(key=lambda one: one.target)
     elif order in (Order.FASTEST, Order.SLOWEST):
         sign = -1 if order is Order.FASTEST else 1
-        found.sort(key=lambda one: sign * one.speedup.mid if one.speedup else math.inf)
+        found.sort(key=lambda one: sign * one.speedup.mid if one.speedup and one.speedup.is_usable else math.inf)
     return found
 
 
