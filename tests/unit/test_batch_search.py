@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 from test_study import GOOD, INDUCTOR, samples
 
-from torchwise.errors import InputError
+from torchwise.errors import BaselineError, InputError
 from torchwise.plan import EAGER, Plan
-from torchwise.plan.workload_spec import TuneOptions, WorkloadSpec
+from torchwise.plan.workload_spec import BatchDim, TuneOptions, WorkloadSpec
 from torchwise.records import Costs, Failure, FailureKind, Inspection, Measurement, Study, codec
 from torchwise.records.listener import Listener
 from torchwise.report.facts import command_line, describe_request
 from torchwise.store import Storage, open_storage
 from torchwise.study import Request, run_study
+from torchwise.study.batch_search import SampleCheck
 from torchwise.study.cluster.manifest import Task
+from torchwise.trial import ProcessLauncher
 from torchwise.trial.job import Attempt, Job, Restart
 
 
@@ -28,8 +30,12 @@ class Server:
     def __init__(self, speedup: float = 2.0, holds: int = 10_000) -> None:
         self.speedup, self.holds, self.code = speedup, holds, "code"
         self.ran: list[tuple[str, Plan, int]] = []
+        self.checks = 0
 
-    def run(self, job: Job, limits: Any, on_stage: Any) -> str | Failure:
+    def run(self, job: Job | SampleCheck, limits: Any, on_stage: Any) -> str | Failure:
+        if isinstance(job, SampleCheck):
+            self.checks += 1
+            return codec.to_json(BatchDim(0, 1))
         batch = job.batch or job.workload.batch
         assert batch is not None, "every worker runs at a batch size"
         self.ran.append((job.task, job.plan, batch.size))
@@ -72,6 +78,7 @@ def test_the_faster_plan_gets_the_larger_batch(storage: Storage) -> None:
     server = Server()
     study = search(storage, server)
     assert batch_of(study) == (INDUCTOR, 80)
+    assert server.checks == 1, "that samples are independent is verified once"
     eager = [1, 2, 4, 8, 16, 32, 64, 64, 48, 48, 40]
     assert server.sizes("try", EAGER) == eager, "a call of 40 takes 5.0 ms, and two of them fit"
     assert server.sizes("inspect", EAGER) == [40, 80]
@@ -92,6 +99,7 @@ def test_a_stored_decision_is_found_by_profiling_at_its_batch_alone(storage: Sto
     again = Server()
     assert batch_of(search(storage, again)) == batch_of(found)
     assert again.ran == [("inspect", EAGER, 80)]
+    assert again.checks == 0
 
 
 @pytest.mark.parametrize("how", ["fresh", "code", "limit"])
@@ -118,6 +126,24 @@ def test_a_limit_that_a_plan_alone_keeps_is_kept(storage: Storage) -> None:
 def test_inputs_without_a_batch_are_refused(storage: Storage) -> None:
     with pytest.raises(InputError, match=r"batch 1 fails: .*the inputs differ in dimension 0"):
         search(storage, Server(holds=0))
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "said"),
+    [
+        ("BatchNorm1d(3)", InputError, r"a call changes buffer running_mean: call model.eval\(\) first"),
+        ("Flatten(0)", InputError, r"the output is of shape \(12,\), but must be a tensor with 4 samples"),
+        ("Linear(7, 7)", BaselineError, "the model raised RuntimeError"),
+    ],
+)
+def test_models_that_cannot_be_batched_are_refused_before_any_size_is_tried(
+    tmp_path: Path, storage: Storage, model: str, error: type[Exception], said: str
+) -> None:
+    file = tmp_path / "given.py"
+    file.write_text(f"import torch\n\ndef make():\n    return torch.nn.{model}, (torch.randn(2, 3),)\n")
+    workload = WorkloadSpec(f"{file}:make", objective="throughput", latency_limit=1.0)
+    with pytest.raises(error, match=said):
+        run_study(Request(workload), storage, ProcessLauncher(), Listener())
 
 
 def test_the_latest_decision_of_the_target_is_the_one_returned(storage: Storage) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import math
 import random
@@ -26,6 +27,9 @@ from torchwise.runtime.batching import BatchServer
 from torchwise.runtime.bucketing import Padding, apply_buckets, verify_padding
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
+
+serve = functools.partial(torchwise.serve_batched, verify=False)
+"""A server that makes no calls of its own. `tests/unit/test_batch_independence.py` has the others."""
 
 
 class Recorder:
@@ -66,7 +70,7 @@ def rows(count: int, value: float = 1.0, width: int = 3) -> torch.Tensor:
 @pytest.mark.parametrize("pad_to", [(), (4, 8)])
 def test_waiting_requests_share_a_batch_and_each_gets_its_own_part(pad_to: tuple[int, ...]) -> None:
     model = Recorder()
-    with torchwise.serve_batched(model, max_batch=8, max_wait_ms=0, pad_to=pad_to) as server:
+    with serve(model, max_batch=8, max_wait_ms=0, pad_to=pad_to) as server:
         futures = gather(server, model, [((rows(size, size),), {}) for size in (1, 3, 2)])
         answers = [future.result(20) for future in futures]
     assert [answer.tolist() for answer in answers] == [(2 * rows(size, size)).tolist() for size in (1, 3, 2)]
@@ -77,7 +81,7 @@ def test_waiting_requests_share_a_batch_and_each_gets_its_own_part(pad_to: tuple
 
 def test_no_batch_is_larger_than_allowed_and_the_order_is_kept() -> None:
     model = Recorder()
-    with torchwise.serve_batched(model, max_batch=4, max_wait_ms=0) as server:
+    with serve(model, max_batch=4, max_wait_ms=0) as server:
         futures = gather(server, model, [((rows(size),), {}) for size in (3, 2, 2, 1)])
         assert [len(future.result(20)) for future in futures] == [3, 2, 2, 1]
     assert model.sizes == [3, 4, 1]
@@ -95,7 +99,7 @@ def test_trees_and_keyword_arguments_are_joined_and_split() -> None:
     model = Recorder(lambda x, **k: x if isinstance(x, torch.Tensor) else add(x, **k))
     model.sizes = []
     calls = [((Pair(rows(n, n), rows(n, 10 * n)),), {"scale": 2, "more": {"b": rows(n, 100)}}) for n in (1, 2)]
-    with torchwise.serve_batched(lambda *a, **k: model.model(*a, **k), max_batch=8, max_wait_ms=50) as server:
+    with serve(lambda *a, **k: model.model(*a, **k), max_batch=8, max_wait_ms=50) as server:
         found = [future.result(20) for future in [server.submit(*args, **kwargs) for args, kwargs in calls]]
     for (args, kwargs), answer in zip(calls, found, strict=True):
         expected = add(*args, **kwargs)
@@ -118,7 +122,7 @@ def test_trees_and_keyword_arguments_are_joined_and_split() -> None:
 )
 def test_requests_of_unlike_kinds_never_share_a_batch(other: tuple[Any, Any]) -> None:
     model = Recorder(lambda x, flag=None: x)
-    with torchwise.serve_batched(model, max_batch=8, max_wait_ms=0) as server:
+    with serve(model, max_batch=8, max_wait_ms=0) as server:
         for future in gather(server, model, [((rows(1),), {"flag": True}), other, ((rows(1),), {"flag": True})]):
             future.result(20)
     assert sorted(model.sizes) == [1, 2]
@@ -131,7 +135,7 @@ def test_an_error_of_one_request_fails_no_other() -> None:
         return 1 / x
 
     model = Recorder(invert)
-    with torchwise.serve_batched(model, max_batch=8, max_wait_ms=0, pad_to=(8,)) as server:
+    with serve(model, max_batch=8, max_wait_ms=0, pad_to=(8,)) as server:
         good, bad, fine = gather(server, model, [((rows(1, value),), {}) for value in (2, 0, 4)])
         assert good.result(20).tolist() == [[0.5] * 3]
         assert fine.result(20).tolist() == [[0.25] * 3]
@@ -146,14 +150,14 @@ def test_an_error_of_one_request_fails_no_other() -> None:
 )
 def test_answers_that_cannot_be_split_come_from_a_call_for_each_request(model: Callable[..., Any]) -> None:
     held = Recorder(model)
-    with torchwise.serve_batched(held, max_batch=8, max_wait_ms=0, pad_to=(8,)) as server:
+    with serve(held, max_batch=8, max_wait_ms=0, pad_to=(8,)) as server:
         for size, future in zip((2, 3), gather(server, held, [((rows(n),), {}) for n in (2, 3)]), strict=True):
             assert str(future.result(20)) == str(model(rows(size)))
 
 
 def test_an_answer_keeps_nothing_of_the_others_in_memory() -> None:
     model = Recorder()
-    with torchwise.serve_batched(model, max_batch=8, max_wait_ms=0) as server:
+    with serve(model, max_batch=8, max_wait_ms=0) as server:
         first, _ = gather(server, model, [((rows(1),), {}), ((rows(7),), {})])
         assert first.result(20).untyped_storage().nbytes() == 3 * 4
 
@@ -162,7 +166,7 @@ def test_coroutines_share_batches() -> None:
     async def ask_all(server: BatchServer) -> list[torch.Tensor]:
         return list(await asyncio.gather(*(server.call_async(rows(1, n)) for n in range(16))))
 
-    with torchwise.serve_batched(lambda x: 2 * x, max_batch=16, max_wait_ms=5_000) as server:
+    with serve(lambda x: 2 * x, max_batch=16, max_wait_ms=5_000) as server:
         found = asyncio.run(ask_all(server))
     assert [answer[0, 0].item() for answer in found] == [2.0 * n for n in range(16)]
     assert server.statistics.batches == 1
@@ -170,7 +174,7 @@ def test_coroutines_share_batches() -> None:
 
 def test_a_cancelled_request_is_not_computed() -> None:
     model = Recorder()
-    with torchwise.serve_batched(model, max_batch=4, max_wait_ms=0) as server:
+    with serve(model, max_batch=4, max_wait_ms=0) as server:
         model.free.clear()
         holder = server.submit(rows(1))
         assert model.busy.wait(20)
@@ -183,13 +187,13 @@ def test_a_cancelled_request_is_not_computed() -> None:
 
 
 def test_closing_answers_or_cancels_the_waiting_ones_and_refuses_new_ones() -> None:
-    server = torchwise.serve_batched(lambda x: x, max_batch=4, max_wait_ms=60_000)
+    server = serve(lambda x: x, max_batch=4, max_wait_ms=60_000)
     waiting = server.submit(rows(1))
     assert server.close()
     assert waiting.result(0).shape == (1, 3)
     with pytest.raises(InputError, match="the server is closed, but must be open"):
         server(rows(1))
-    server = torchwise.serve_batched(lambda x: x, max_batch=4, max_wait_ms=60_000)
+    server = serve(lambda x: x, max_batch=4, max_wait_ms=60_000)
     waiting = server.submit(rows(1))
     assert server.close(drain=False)
     with pytest.raises(CancelledError):
@@ -200,7 +204,7 @@ def test_closing_answers_or_cancels_the_waiting_ones_and_refuses_new_ones() -> N
 
 def test_closing_says_if_a_call_takes_longer_than_the_timeout() -> None:
     model = Recorder()
-    server = torchwise.serve_batched(model, max_batch=4)
+    server = serve(model, max_batch=4)
     model.free.clear()
     waiting = server.submit(rows(1))
     assert not server.close(timeout_s=0.05)
@@ -211,7 +215,7 @@ def test_closing_says_if_a_call_takes_longer_than_the_timeout() -> None:
 
 def test_too_many_waiting_requests_are_refused() -> None:
     model = Recorder()
-    with torchwise.serve_batched(model, max_batch=4, max_waiting=4) as server:
+    with serve(model, max_batch=4, max_waiting=4) as server:
         model.free.clear()
         held = server.submit(rows(4))
         assert model.busy.wait(20)
@@ -230,7 +234,7 @@ def test_operators_run_on_as_many_threads_as_in_the_callers_thread() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torchwise.serve_batched(tell, max_batch=1) as server:
+        with serve(tell, max_batch=1) as server:
             assert "omp_get_max_threads() : 1\n" in server(rows(1)), "OpenMP has a number for each thread"
     finally:
         torch.set_num_threads(before)
@@ -247,7 +251,7 @@ def test_operators_run_on_as_many_threads_as_in_the_callers_thread() -> None:
 )
 def test_a_request_without_a_batch_is_refused(args: tuple[torch.Tensor, ...], said: str) -> None:
     with (
-        torchwise.serve_batched(lambda *a: a[0], max_batch=8) as server,
+        serve(lambda *a: a[0], max_batch=8) as server,
         pytest.raises(InputError, match=said),
     ):
         server(*args)
@@ -256,7 +260,7 @@ def test_a_request_without_a_batch_is_refused(args: tuple[torch.Tensor, ...], sa
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "max_batch is None, but must be a whole number of at least 1, as no search with latency_limit"),
+        ({}, "max_batch is None, but must be a whole number of at least 1, as fast has no plan that was tuned at"),
         ({"max_batch": 0}, "max_batch is 0, but must be"),
         ({"max_batch": 2, "max_wait_ms": -1}, "max_wait_ms is -1, but must be a number of at least 0"),
         ({"max_batch": 2, "max_wait_ms": float("inf")}, "max_wait_ms is inf, but must be"),
@@ -271,11 +275,13 @@ def test_bad_arguments_are_refused(options: dict[str, Any], said: str) -> None:
         torchwise.serve_batched(**{"fast": torch.nn.Identity(), **options})
 
 
-def simulate(rate: float, max_batch: int, max_wait_s: float, call_s: Callable[[int], float]) -> SimpleNamespace:
+def simulate(
+    rate: float, max_batch: int, max_wait_s: float, call_s: Callable[[int], float], max_waiting: int = 10**6
+) -> SimpleNamespace:
     """Send Poisson arrivals of a fake clock through the queue of a model that takes `call_s(size)` a call."""
     draw, now, free_at = random.Random(0), 0.0, 0.0
     arrivals = list(itertools.accumulate(draw.expovariate(rate) for _ in range(20_000)))
-    queue, latencies, sizes, sent = BatchQueue(max_batch, max_wait_s), [], [], 0
+    queue, latencies, sizes, sent = BatchQueue(max_batch, max_wait_s, max_waiting), [], [], 0
     while len(latencies) < len(arrivals):
         while sent < len(arrivals) and arrivals[sent] <= now:
             queue.put(Request(((), {}), ((), {}), 1, "all", arrivals[sent]))
@@ -313,7 +319,7 @@ def test_a_lone_request_waits_no_longer_than_asked_for() -> None:
 
 
 def test_a_full_batch_waits_for_nobody_but_a_late_one_of_another_kind() -> None:
-    queue = BatchQueue(2, 1.0)
+    queue = BatchQueue(2, 1.0, 10)
     request = [Request(((), {}), ((), {}), 1, group, at) for group, at in (("a", 0.0), ("b", 0.1), ("b", 0.2))]
     for one in request:
         queue.put(one)
@@ -330,7 +336,7 @@ def test_under_real_poisson_load_threads_get_their_own_answers_in_time() -> None
         return 2 * x
 
     draw = random.Random(0)
-    with torchwise.serve_batched(slow, max_batch=32, max_wait_ms=2) as server:
+    with serve(slow, max_batch=32, max_wait_ms=2) as server:
         futures = []
         for number in range(300):
             futures.append(server.submit(rows(1, number)))
@@ -360,7 +366,7 @@ def serve_buckets(dim: int, seen: list[tuple[int, ...]]) -> Any:
 
 def test_buckets_of_another_dimension_let_requests_of_unlike_sizes_share_a_batch() -> None:
     seen: list[tuple[int, ...]] = []
-    with torchwise.serve_batched(serve_buckets(1, seen), max_batch=8, max_wait_ms=5_000) as server:
+    with serve(serve_buckets(1, seen), max_batch=8, max_wait_ms=5_000) as server:
         futures = [server.submit(rows(n, n, width)) for n, width in ((1, 2), (2, 3), (5, 4))]
         for future, (n, width) in zip(futures, ((1, 2), (2, 3), (5, 4)), strict=True):
             assert torch.equal(future.result(20), 2 * rows(n, n, width))
@@ -369,7 +375,7 @@ def test_buckets_of_another_dimension_let_requests_of_unlike_sizes_share_a_batch
 
 def test_buckets_of_the_batch_pad_it_by_themselves() -> None:
     seen: list[tuple[int, ...]] = []
-    with torchwise.serve_batched(serve_buckets(0, seen), max_batch=8, max_wait_ms=50) as server:
+    with serve(serve_buckets(0, seen), max_batch=8, max_wait_ms=50) as server:
         futures = [server.submit(rows(1, n, 8)) for n in range(3)]
         assert [future.result(20)[0, 0].item() for future in futures] == [0.0, 2.0, 4.0]
     assert seen == [(4, 8)]

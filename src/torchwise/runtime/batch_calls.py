@@ -1,12 +1,11 @@
-"""Calls that join in a batch: which may, when they do, how they are merged and padded, and how the answer is split.
+"""Calls that join in a batch: which may, when they do, and to which sizes batches are filled up.
 
-Any tree of tensors can be a call, with keyword arguments. The first dimension of each tensor is the batch. Calls join
-if they differ in nothing but their number of samples and the values of their tensors.
+Calls join if they differ in nothing but their number of samples and the values of their tensors, and if samples of
+such calls were verified not to depend on each other.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
@@ -15,13 +14,20 @@ from typing import Any
 
 import torch
 
-from torchwise.errors import InputError
+from torchwise.errors import InputError, QueueFullError, TorchwiseError, format_error
+from torchwise.records import Decision
 from torchwise.runtime.bucketing.dispatch import Buckets
 from torchwise.runtime.bucketing.padding import Padder
-from torchwise.runtime.served import served_of
-from torchwise.workload import pytree
+from torchwise.runtime.served import Served, served_of
+from torchwise.verify import verify_samples
+from torchwise.workload import Example, pytree
+from torchwise.workload.identity import specify_inputs
+from torchwise.workload.input_spec import TensorSpec, parse_inputs
+from torchwise.workload.layouts import is_strided
+from torchwise.workload.samples import Call
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
+MAX_FORMS = 100
+"""Forms of calls that are known to join or not. Values that are no tensors belong to a form, so there may be many."""
 Prepared = tuple[Call, Callable[[Any], Any]]
 
 
@@ -39,15 +45,26 @@ class Request:
 
 
 class BatchQueue:
-    """The order of the requests, without threads or a clock: a batch is due if it is full or its first one is late."""
+    """The order of the requests, without threads or a clock: a batch is due if it is full or its first one is late.
 
-    def __init__(self, max_batch: int, max_wait_s: float) -> None:
-        self._max_batch, self._max_wait_s = max_batch, max_wait_s
+    Attributes:
+        samples: the samples that wait.
+    """
+
+    def __init__(self, max_batch: int, max_wait_s: float, max_waiting: int) -> None:
+        self._max_batch, self._max_wait_s, self._max_waiting = max_batch, max_wait_s, max_waiting
         self._groups: dict[Hashable, deque[Request]] = {}
         self.samples = 0
 
     def put(self, request: Request) -> None:
-        """Add a request."""
+        """Add a request.
+
+        Raises:
+            QueueFullError: too many samples are waiting.
+        """
+        if self.samples + request.size > self._max_waiting:
+            rule = f"at most {self._max_waiting} may: send the request again later"
+            raise QueueFullError(f"{self.samples} samples are waiting, but {rule}")
         self._groups.setdefault(request.group, deque()).append(request)
         self.samples += request.size
 
@@ -81,11 +98,14 @@ def inspect_call(call: Call) -> tuple[int, Hashable]:
     """Return the number of samples, and everything that calls of one batch have in common.
 
     Raises:
-        InputError: the tensors have no common first dimension, or it is empty.
+        InputError: the tensors have no common first dimension, it is empty, or one is not dense.
     """
     sizes: dict[str, int] = {}
     kinds: list[Hashable] = [pytree.form(call)]
     for path, leaf in pytree.list_named_leaves(call):
+        if isinstance(leaf, torch.Tensor) and not is_strided(leaf):
+            kind = "nested" if leaf.is_nested else str(leaf.layout).removeprefix("torch.")
+            raise InputError(f"{path} of the request is a {kind} tensor, but samples are joined only in dense ones")
         if not isinstance(leaf, torch.Tensor):  # of objects, only the same one is known to be equal
             kinds.append((path, type(leaf), leaf if type(leaf) in pytree.PLAIN else id(leaf)))
         elif leaf.dim() == 0:
@@ -99,47 +119,10 @@ def inspect_call(call: Call) -> tuple[int, Hashable]:
     return next(iter(sizes.values())), tuple(kinds)
 
 
-def merge_calls(calls: list[Call], padding: int) -> Call:
-    """Return one call with the samples of all, and with `padding` repetitions of the last one."""
-    columns: list[list[torch.Tensor]] = []
-    for call in calls:
-        columns.append([])
-        pytree.map_tensors(columns[-1].append, call)
-    merged = iter([_join(list(parts), padding).detach() for parts in zip(*columns, strict=True)])
-    joined: Call = pytree.map_tensors(lambda _: next(merged), calls[0])
-    return joined
-
-
-def _join(parts: list[torch.Tensor], padding: int) -> torch.Tensor:
-    last = parts[-1]
-    if last.dim() == 0:
-        return last
-    return torch.cat([*parts, last[-1:].expand(padding, *last.shape[1:])])
-
-
-def split_answer(answer: Any, sizes: list[int], total: int) -> list[Any]:
-    """Return each call's own part of an answer for `total` samples, as copies that keep nothing else in memory.
-
-    Raises:
-        InputError: the answer holds anything but tensors with so many samples, or None.
-    """
-    for path, leaf in pytree.list_named_leaves(answer):
-        shape = tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else None
-        if leaf is not None and (not shape or shape[0] != total):
-            found = f"type {type(leaf).__name__}" if shape is None else f"shape {shape}"
-            raise InputError(f"output {path} is of {found}, but must be a tensor with {total} samples to be split")
-    ends = itertools.accumulate(sizes)
-    return [_take(answer, slice(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
-
-
-def _take(answer: Any, span: slice) -> Any:
-    return pytree.map_tensors(lambda tensor: tensor[span].clone(), answer)
-
-
 def find_preparation(fast: Callable[..., Any]) -> Callable[[Call], Prepared]:
     """Return a function that pads a call to the bucket that fits it, and also returns what cuts the answer back."""
     served = served_of(fast)
-    if not isinstance(served, Buckets) or pads_batch(fast):
+    if not isinstance(served, Buckets) or pads_batch(served):
         return lambda call: (call, lambda answer: answer)
     padder, verified = Padder(served.original, served.verified.padding), served.verified
 
@@ -156,9 +139,57 @@ def find_preparation(fast: Callable[..., Any]) -> Callable[[Call], Prepared]:
     return prepare
 
 
-def pads_batch(fast: Callable[..., Any]) -> bool:
+def pads_batch(served: Served | None) -> bool:
     """Return whether the buckets of a plan are batch sizes, so that it pads a batch itself."""
-    served = served_of(fast)
     if not isinstance(served, Buckets):
         return False
     return any(0 in carrier.dims for carrier in Padder(served.original, served.verified.padding).carriers)
+
+
+def list_verified_sizes(decision: Decision) -> tuple[int, ...]:
+    """Return the batch sizes that a decision was made at, ascending."""
+    lines = map(parse_inputs, decision.inputs)
+    shapes = [[one.value.shape for one in line.leaves if isinstance(one.value, TensorSpec)] for line in lines]
+    firsts = [{shape[0] for shape in found if shape} for found in shapes]
+    return tuple(sorted({first for found in firsts if len(found) == 1 for first in found}))
+
+
+class JoinRules:
+    """Which calls may join: those whose samples were verified not to depend on each other.
+
+    Args:
+        model: the original model.
+        verified: whether all may, as that was verified before.
+    """
+
+    def __init__(self, model: Callable[..., Any], *, verified: bool) -> None:
+        self._model, self._verified = model, verified
+        self._found: dict[Hashable, bool] = {}
+
+    def find_dependence(self, call: Call) -> str | None:
+        """Return why the samples of calls like this may not share a batch, "" if that was said before, or None."""
+        if self._verified:
+            return None
+        form = self._form_of(call)
+        if (known := self._found.get(form)) is not None:
+            return None if known else ""
+        try:
+            verify_samples(self._model, Example(*call), in_float64=False)  # which would be other threads' default, too
+        except Exception as error:  # a model may raise anything on a batch
+            self._keep(form, may_join=False)
+            return str(error) if isinstance(error, TorchwiseError) else format_error(error)
+        self._keep(form, may_join=True)
+        return None
+
+    def forget(self, call: Call) -> None:
+        """Verify calls like this again, as this one raises by itself."""
+        self._found.pop(self._form_of(call), None)
+
+    def _form_of(self, call: Call) -> Hashable:
+        """Return the form of a call without its sizes, with the model's mode."""
+        return specify_inputs(Example(*call)).strip_sizes(), getattr(self._model, "training", None)
+
+    def _keep(self, form: Hashable, *, may_join: bool) -> None:
+        if len(self._found) >= MAX_FORMS:
+            self._found.clear()
+        self._found[form] = may_join

@@ -19,21 +19,30 @@ import torch
 
 from torchwise.alerts import OnceLog
 from torchwise.errors import InputError, QueueFullError, is_count, is_positive
+from torchwise.records.format import seconds
 from torchwise.runtime.batch_calls import (
     BatchQueue,
+    JoinRules,
     Request,
     find_preparation,
     inspect_call,
-    merge_calls,
+    list_verified_sizes,
     pads_batch,
-    split_answer,
 )
-from torchwise.runtime.served import served_of
+from torchwise.runtime.fallback_reason import FallbackReason
+from torchwise.runtime.served import Served, served_of, unwrap
 from torchwise.runtime.statistics import BatchStatistics
-from torchwise.workload import pytree
+from torchwise.verify import verify_samples
+from torchwise.workload import Example, pytree
+from torchwise.workload.samples import Call, merge_calls, split_answer
+from torchwise.workload.workload import as_args
 
 logger = logging.getLogger("torchwise")
 _ONCE = OnceLog()
+MAX_WAIT_MS = 2.0
+"""Milliseconds that a request waits for others by default, if its limit of latency does not leave less."""
+WAIT_SHARE = 0.25
+"""Share of the limit of latency that a request waits for others by default. Two calls take the rest."""
 
 
 class BatchServer:
@@ -44,12 +53,11 @@ class BatchServer:
     """
 
     def __init__(
-        self, fast: Callable[..., Any], max_batch: int, max_wait_s: float, pad_to: Iterable[int], max_waiting: int
+        self, fast: Callable[..., Any], queue: BatchQueue, max_batch: int, pad_to: Iterable[int], rules: JoinRules
     ) -> None:
         self.statistics = BatchStatistics()
-        self._fast, self._pad_to, self._max_batch, self._max_waiting = fast, sorted(pad_to), max_batch, max_waiting
-        self._prepare = find_preparation(fast)
-        self._queue = BatchQueue(max_batch, max_wait_s)
+        self._fast, self._pad_to, self._max_batch = fast, sorted(pad_to), max_batch
+        self._prepare, self._queue, self._rules = find_preparation(fast), queue, rules
         self._changed = threading.Condition()
         self._is_closed = False
         self._pid, self._threads = os.getpid(), torch.get_num_threads()
@@ -58,6 +66,8 @@ class BatchServer:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the model does. The thread waits for the batch of its request."""
+        if threading.current_thread() is self._thread:
+            raise InputError("the server is called in its own thread, where it would wait for itself: use submit")
         return self.submit(*args, **kwargs).result()
 
     async def call_async(self, *args: Any, **kwargs: Any) -> Any:
@@ -80,12 +90,12 @@ class BatchServer:
         with self._changed:
             if self._is_closed:
                 raise InputError("the server is closed, but must be open: call serve_batched again")
-            if (waiting := self._queue.samples) + size > self._max_waiting:
-                self.statistics.refused += 1
-                rule = f"at most {self._max_waiting} may: send the request again later"
-                raise QueueFullError(f"{waiting} samples are waiting, but {rule}")
             request = Request((args, kwargs), call, size, group, time.monotonic(), finish)
-            self._queue.put(request)
+            try:
+                self._queue.put(request)
+            except QueueFullError:
+                self.statistics.refused += 1
+                raise
             self._changed.notify()
         return request.future
 
@@ -139,10 +149,13 @@ class BatchServer:
             self._answer_alone(batch[0])
             return
         try:
-            args, kwargs = merge_calls([request.call for request in batch], total - rows)
+            args, kwargs = call = merge_calls([request.call for request in batch], total - rows)
+            if (why := self._rules.find_dependence(call)) is not None:
+                self._answer_apart(batch, call, why)
+                return
             answers = split_answer(self._call(args, kwargs), [request.size for request in batch], total)
             answers = [request.finish(answer) for request, answer in zip(batch, answers, strict=True)]
-        except Exception as error:  # of any kind: one request's must not be another's, nor padding's anybody's
+        except BaseException as error:  # of any kind: one request's must not be another's, nor padding's anybody's
             if _ONCE.admit(f"{type(error).__name__}: {error}"):
                 logger.warning("torchwise: a batch failed, so its requests run one by one", exc_info=error)
             self.statistics.split += 1
@@ -153,6 +166,16 @@ class BatchServer:
         self.statistics.padding += total - rows
         for request, answer in zip(batch, answers, strict=True):
             self._finish(request, answer)
+
+    def _answer_apart(self, batch: list[Request], call: Call, why: str) -> None:
+        """Answer requests that may not share a batch, and say why the first time."""
+        before = self.statistics.failures
+        for request in batch:
+            self._answer_alone(request)
+        if self.statistics.failures > before:
+            self._rules.forget(call)
+        elif why:
+            logger.warning("torchwise: requests run one by one, as they may not share a batch: %s", why)
 
     def _answer_alone(self, request: Request) -> None:
         """Answer a request as it came, by a call of its own."""
@@ -185,42 +208,99 @@ def serve_batched(
     fast: Callable[..., Any],
     *,
     max_batch: int | None = None,
-    max_wait_ms: float = 2.0,
+    max_wait_ms: float | None = None,
     pad_to: Iterable[int] | None = None,
     max_waiting: int = 10_000,
+    example: Any = None,
+    verify: bool = True,
 ) -> BatchServer:
     """Return a server that gathers requests of threads or coroutines into batches for one model.
 
     Call it as the model, `await` its `call_async`, or take a future from `submit`. The first dimension of each tensor
     is the batch: of one sample or several in a request, and in the answer. A plan with buckets has requests of all
-    sizes of a bucket share a batch. If a call of a batch fails, or the answer cannot be split, its requests run one by
-    one. Models run without gradients, in a thread that does not share the caller's autocast.
+    sizes of a bucket share a batch. Models run without gradients, in a thread that does not share the caller's
+    autocast.
+
+    Samples share a batch only if they do not depend on each other. A search with `latency_limit` has verified that.
+    Otherwise the server does, by `example` at once, or by the first requests of each form. Requests that may not share
+    a batch run one by one. So do those of a batch that fails, so that an error reaches only its own request.
 
     Args:
         fast: the model, best a result of `apply` or `optimize`.
-        max_batch: samples of a batch. None stands for the size that a search with `latency_limit` found.
-        max_wait_ms: milliseconds that a request may wait for others while the model is free.
-        pad_to: batch sizes to fill batches up to, by repeating the last sample. None stands for `max_batch` if `fast`
-            has a plan, as it answers sizes that it was verified for. Empty fills none.
+        max_batch: samples of a batch. None stands for the size that a plan was tuned at.
+        max_wait_ms: milliseconds that a request may wait for others while the model is free. None stands for 2, or less
+            under a short limit of latency.
+        pad_to: batch sizes to fill batches up to, by repeating the last sample. None stands for those that the plan of
+            `fast` was verified for. Empty fills none.
         max_waiting: samples that may wait. Further requests are refused.
+        example: arguments of a request, to verify the model at once.
+        verify: whether samples are verified not to depend on each other.
 
     Raises:
-        InputError: an argument has no permitted value.
+        InputError: an argument has no permitted value, or the samples of the example depend on each other.
     """
-    decision = served.decision if (served := served_of(fast)) else None
-    if max_batch is None and decision is not None and decision.workload.batch is not None:
-        max_batch = decision.workload.batch.size
     if not callable(fast):
         raise InputError(f"fast is of type {type(fast).__name__}, but must be a model or a function")
-    if max_batch is None or not is_count(max_batch):
-        way_out = "" if max_batch else ", as no search with latency_limit has found one"
-        raise InputError(f"max_batch is {max_batch!r}, but must be a whole number of at least 1{way_out}")
-    if max_wait_ms != 0 and not (is_positive(max_wait_ms) and max_wait_ms < math.inf):
-        raise InputError(f"max_wait_ms is {max_wait_ms!r}, but must be a number of at least 0")
+    served = served_of(fast)
+    decision = served.decision if served else None
+    sizes = list_verified_sizes(decision) if decision else ()
+    max_batch = _check_max_batch(max_batch, sizes)
     if not is_count(max_waiting) or max_waiting < max_batch:
         raise InputError(f"max_waiting is {max_waiting!r}, but must be at least max_batch, which is {max_batch}")
-    has_sizes = decision is not None and not decision.plan.is_eager and not pads_batch(fast)
-    sizes = tuple(pad_to) if pad_to is not None else (max_batch,) if has_sizes else ()
-    if bad := [size for size in sizes if not is_count(size)]:
+    wait_s = _read_wait_s(max_wait_ms, decision.workload.latency_limit if decision else None)
+    if pad_to is None:
+        pad_to = _list_padded_sizes(served, sizes, max_batch)
+    pad_to = tuple(pad_to)
+    if bad := [size for size in pad_to if not is_count(size)]:
         raise InputError(f"pad_to has {bad[0]!r}, but must hold whole numbers of at least 1")
-    return BatchServer(fast, max_batch, max_wait_ms / 1e3, sizes, max_waiting)
+    if verify and example is not None:
+        given = example if isinstance(example, Example) else Example(as_args(example))
+        verify_samples(unwrap(fast), given)
+    rules = JoinRules(unwrap(fast), verified=not verify or _was_found_for_batches(served))
+    return BatchServer(fast, BatchQueue(max_batch, wait_s, max_waiting), max_batch, pad_to, rules)
+
+
+def _check_max_batch(max_batch: int | None, sizes: tuple[int, ...]) -> int:
+    found = max_batch
+    if found is None and sizes and sizes[-1] > 1:
+        found = sizes[-1]
+    if found is None or not is_count(found):
+        way_out = "" if found is not None else ", as fast has no plan that was tuned at a larger batch"
+        raise InputError(f"max_batch is {found!r}, but must be a whole number of at least 1{way_out}")
+    return found
+
+
+def _read_wait_s(max_wait_ms: float | None, limit_s: float | None) -> float:
+    """Return the seconds that a request may wait for others."""
+    if max_wait_ms is None:
+        return min(MAX_WAIT_MS / 1e3, math.inf if limit_s is None else WAIT_SHARE * limit_s)
+    if max_wait_ms != 0 and not (is_positive(max_wait_ms) and max_wait_ms < math.inf):
+        raise InputError(f"max_wait_ms is {max_wait_ms!r}, but must be a number of at least 0")
+    if limit_s is not None and max_wait_ms / 1e3 > limit_s / 2:
+        rule = f"must be at most {limit_s / 2 * 1e3:g}, half of the limit of {seconds(limit_s)} of the search"
+        raise InputError(f"max_wait_ms is {max_wait_ms!r}, but {rule}")
+    return max_wait_ms / 1e3
+
+
+def _list_padded_sizes(served: Served | None, sizes: tuple[int, ...], max_batch: int) -> tuple[int, ...]:
+    """Return the sizes to fill batches up to, so that a plan answers them: none if it answers any size, or pads itself.
+
+    Raises:
+        InputError: no size of the plan is as large as the largest batch.
+    """
+    plan = served.decision.plan if served else None
+    if plan is None or plan.is_eager or plan.shapes == "dynamic" or pads_batch(served) or not sizes:
+        return ()
+    if sizes[-1] < max_batch:
+        raise InputError(
+            f"max_batch is {max_batch}, but the plan was verified for batches of at most {sizes[-1]}: ask for at most "
+            "that, or tune at a larger batch"
+        )
+    return sizes
+
+
+def _was_found_for_batches(served: Served | None) -> bool:
+    """Return whether the search for a decision that still holds has verified samples not to depend on each other."""
+    if served is None or served.decision.workload.latency_limit is None:
+        return False
+    return served.refusal is None or served.refusal.reason is FallbackReason.EAGER_DECISION

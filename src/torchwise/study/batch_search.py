@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torchwise.environment import Environment
-from torchwise.errors import InputError
+from torchwise.errors import InputError, UnsupportedError
 from torchwise.plan import EAGER, Plan, Trait
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import BatchDim
-from torchwise.records import Decision, Study, Trial
+from torchwise.records import Decision, Failure, Study, Trial
 from torchwise.records.format import seconds
 from torchwise.records.listener import Listener
 from torchwise.records.scale import BatchFit, SizeTried
@@ -18,13 +18,23 @@ from torchwise.store import Storage
 from torchwise.study.history import History
 from torchwise.study.one_plan import PlanStudy
 from torchwise.study.request import Request
-from torchwise.trial import Launcher, Stopwatch
+from torchwise.trial import DerivedJob, Job, Launcher, Stopwatch
 
 REFINEMENTS = 2
 """Sizes tried between the largest that fitted and the smallest that did not, each halfway."""
 MAX_BATCH = 65_536
 MAX_ROUNDS = 3
 """Searches for a plan at one batch size. Each is followed by a search for the batch size of its plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleCheck(DerivedJob):
+    """Has a worker verify that the samples of a batch do not depend on each other."""
+
+    FUNCTION = "torchwise.trial.sample_check:check_samples"
+    job: Job
+
+
 RunStudy = Callable[[Request], Study]
 
 
@@ -100,7 +110,7 @@ def search_batch(
         run: runs the study of a request at its batch size.
 
     Raises:
-        InputError: the inputs have no batch, as their first dimension is not common.
+        InputError: the inputs have no batch, as their first dimension is not common, or samples depend on each other.
     """
     if not request.fresh and (stored := _find_decided(request, storage, here)):
         study = run(replace(request, workload=stored.workload, identity=None))
@@ -127,6 +137,7 @@ class _BatchSearch:
 
     def find(self) -> Study:
         self._spent, self._end_s = Stopwatch(self.listener.stage), self.request.search_s
+        self._check_samples()
         plan, size = EAGER, self._fit(EAGER, 1, frozenset())
         studies: dict[int, Study] = {}
         while size not in studies and len(studies) < MAX_ROUNDS:
@@ -138,6 +149,13 @@ class _BatchSearch:
         best = max(studies, key=lambda size: _samples_per_s(studies[size]))
         # The decision of the best size is made last, so that the latest decision for the target is that one.
         return studies[best] if studies[best] is study else self._run(best, fresh=False)
+
+    def _check_samples(self) -> None:
+        job = self.request.make_job("try")
+        study = PlanStudy(job, self.launcher, self.request.inspection_s, self._spent.stage)
+        found = study.ask(SampleCheck(job), BatchDim)
+        if isinstance(found, Failure):
+            raise UnsupportedError(f"whether samples of a batch depend on each other is not known: the check {found}")
 
     def _run(self, size: int, *, fresh: bool) -> Study:
         self.listener.note(f"searching for a plan at batch {size}")

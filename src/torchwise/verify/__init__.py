@@ -1,5 +1,6 @@
 """Whether a candidate gives the right answer, by a float64 reference and eager's own error as the noise floor."""
 
+from torchwise.verify.independence import verify_samples
 from torchwise.verify.noise_floor import Sensitivity
 from torchwise.verify.observe import Observation, observation_of, state_leaves
 from torchwise.verify.spot_check import mismatch
@@ -17,5 +18,6 @@ __all__ = [
     "observation_of",
     "state_leaves",
     "verify",
+    "verify_samples",
     "verify_step",
 ]

@@ -1,0 +1,183 @@
+"""Verify that a model answers each sample of a batch as if it were alone, by running it on both.
+
+Batch normalisation in training mode, attention across the batch and a sum over it are such dependences. So is a buffer
+that a call writes, as one call of a batch leaves other values than a call for each sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchwise.errors import InputError, format_error
+from torchwise.verify.deviation import is_rounded
+from torchwise.verify.reference import as_reference, float64_of, widen
+from torchwise.verify.spot_check import differs
+from torchwise.workload import Example, pytree
+from torchwise.workload.samples import split_answer, take_samples
+from torchwise.workload.workload import batch_of, resize_example
+
+Tensors = dict[str, torch.Tensor]
+SAMPLES = 4
+"""Samples of the batch that is compared with its samples alone."""
+FLOAT64_ERROR = 1e-6
+"""Error in float64 that counts as rounding, as a model may compute parts in float32 for any input."""
+SEED = 20_261_126
+WAY_OUT = "have its calls one by one"
+
+
+def verify_samples(model: Callable[..., Any], example: Example, *, in_float64: bool = True) -> None:
+    """Verify that the answer to each sample of a batch does not depend on the other samples, or refuse the model.
+
+    The batch is made of the example, with the values of each sample shuffled. So one sample is enough.
+
+    Args:
+        model: an `nn.Module` or a function. It runs without gradients, and its buffers are restored. Nothing else
+            is, as other threads may use it.
+        example: inputs of one sample or several, along the first dimension of each tensor.
+        in_float64: whether to compare in float64 if the model can run in it. Otherwise a small dependence may pass for
+            rounding. Other threads must not make tensors meanwhile.
+
+    Raises:
+        InputError: the answers depend on each other, or have no batch, or nothing shows whether they do.
+        UnsupportedError: the inputs have no batch.
+    """
+    batch_of(example, 0)
+    buffers = dict(model.named_buffers()) if isinstance(model, torch.nn.Module) else {}
+    kept = {name: pytree.copy_of(buffer) for name, buffer in buffers.items()}
+    with torch.no_grad():
+        try:
+            batch = _make_batch(model, example)
+            _refuse(_find_write(model, batch, buffers, kept) or _find_noise(model, batch), model)
+            found = _compare_in_float64(model, batch) if in_float64 else None
+            _refuse(_compare(model, batch) if found is None else found, model)
+        finally:
+            for name in _list_written(buffers, kept):
+                buffers[name].copy_(kept[name])
+
+
+def _make_batch(model: Callable[..., Any], example: Example) -> Example:
+    """Return a batch of unlike samples that the model accepts.
+
+    A model may check that probabilities sum to 1, or that whole numbers rise. So more and more values stay as they are.
+
+    Raises:
+        InputError: the model accepts none, or the samples are alike.
+    """
+    plain, error = resize_example(example, 0, SAMPLES), None
+    for draw in (lambda t: _scale(_shuffle(t)), _shuffle, lambda t: _shuffle(t) if is_rounded(t) else t, lambda t: t):
+        try:
+            batch = plain.map_tensors(draw)
+            _call(model, batch)
+        except Exception as raised:  # a model may refuse made-up values in any way
+            error = raised
+            continue
+        if _are_unlike(batch):
+            return batch
+        error = None
+    if error is not None:
+        raise InputError(f"the model takes no batch of {SAMPLES} samples: {format_error(error)}; {WAY_OUT}") from error
+    raise InputError(
+        "all samples of the example are alike, so nothing shows whether one depends on the others: give an example "
+        "of unlike samples"
+    )
+
+
+def _shuffle(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose values are shuffled in each sample."""
+    if tensor.dim() < 2:
+        return tensor
+    rows = tensor.flatten(1)
+    orders = torch.rand(rows.shape, generator=torch.Generator().manual_seed(SEED)).argsort(1).to(tensor.device)
+    return rows.gather(1, orders).view(tensor.shape)
+
+
+def _scale(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of fractions with each sample scaled down by a factor of its own."""
+    if not is_rounded(tensor) or not tensor.dim():
+        return tensor
+    factors = torch.linspace(1.0, 0.5, len(tensor), device=tensor.device).to(tensor.dtype)
+    return tensor * factors.view(-1, *[1] * (tensor.dim() - 1))
+
+
+def _are_unlike(batch: Example) -> bool:
+    return any(not torch.equal(t[:1].expand_as(t), t) for t in batch.tensors() if t.dim())
+
+
+def _call(model: Callable[..., Any], example: Example) -> Any:
+    given = example.clone()
+    return model(*given.args, **given.kwargs)
+
+
+def _list_written(buffers: Tensors, kept: Tensors) -> list[str]:
+    return [name for name, buffer in buffers.items() if not pytree.equal(buffer, kept[name])]
+
+
+def _find_write(model: Callable[..., Any], batch: Example, buffers: Tensors, kept: Tensors) -> str | None:
+    """Return what a call writes to. Its effect on the next calls is another if samples share it."""
+    given = batch.clone()
+    model(*given.args, **given.kwargs)
+    if written := _list_written(buffers, kept):
+        return f"a call changes buffer {written[0]}"
+    same = zip(given.tensors(), batch.tensors(), strict=True)
+    return None if all(pytree.equal(*pair) for pair in same) else "a call changes its inputs"
+
+
+def _find_noise(model: Callable[..., Any], batch: Example) -> str | None:
+    first, again = (dict(pytree.list_named_leaves(_call(model, batch))) for _ in range(2))
+    if first.keys() != again.keys() or any(differs(leaf, again[path], 0.0) for path, leaf in first.items()):
+        return "its answers differ from call to call, so none can be compared"
+    return None
+
+
+def _compare_in_float64(model: Callable[..., Any], batch: Example) -> str | None:
+    """Return the first difference in float64, "" if there is none, or None if the model cannot run in it."""
+    try:
+        with as_reference():
+            return _compare(float64_of(model), widen(batch), precise=True)
+    except Exception:  # a model may be unable to be copied, or to run in float64
+        return None
+
+
+def _compare(model: Callable[..., Any], batch: Example, *, precise: bool = False) -> str:
+    """Return how the answer to a batch differs from those to its samples alone, or "".
+
+    Raises:
+        InputError: the answer to the batch cannot be split, or the model raises on a sample alone.
+    """
+    together = _call(model, batch)
+    split_answer(together, [SAMPLES], SAMPLES)  # which raises
+    alone = [dict(pytree.list_named_leaves(_answer_alone(model, batch, place))) for place in range(SAMPLES)]
+    for path, leaf in pytree.list_named_leaves(together):
+        if found := _differs_from_parts(leaf, [answer.get(path) for answer in alone], precise=precise):
+            name = f"output {path}" if path else "the output"
+            return f"in a batch of {SAMPLES} {name} {found}, compared with that to each sample alone"
+    return ""
+
+
+def _differs_from_parts(leaf: Any, parts: list[Any], *, precise: bool) -> str | None:
+    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+    if not isinstance(leaf, torch.Tensor) or len(tensors) < len(parts):
+        return None if all(part is leaf for part in parts) else "is of another type"
+    if len({part.shape[1:] for part in tensors}) > 1:
+        return "has another shape"
+    joined = torch.cat(tensors)
+    if precise and not is_rounded(leaf):
+        return None if pytree.equal(leaf, joined) else "differs"
+    return differs(leaf, joined, FLOAT64_ERROR if precise else 0.0)
+
+
+def _answer_alone(model: Callable[..., Any], batch: Example, place: int) -> Any:
+    args, kwargs = take_samples((batch.args, dict(batch.kwargs)), slice(place, place + 1))
+    try:
+        return _call(model, Example(args, kwargs))
+    except Exception as error:  # a model may raise anything on one sample
+        raise InputError(f"the model takes no sample alone: {format_error(error)}; {WAY_OUT}") from error
+
+
+def _refuse(found: str | None, model: Callable[..., Any]) -> None:
+    if found:
+        way_out = "call model.eval() first" if getattr(model, "training", False) else WAY_OUT
+        raise InputError(f"samples must not depend on each other, but {found}: {way_out}")

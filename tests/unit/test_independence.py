@@ -1,0 +1,135 @@
+"""`verify_samples`: models whose samples depend on each other are refused, and the others pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchwise.errors import InputError, UnsupportedError
+from torchwise.verify import verify_samples
+from torchwise.workload import Example
+
+
+class Attention(nn.Module):
+    """Attention over the sequence of each sample, or over the batch if the dimensions are swapped."""
+
+    def __init__(self, *, batch_first: bool) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=batch_first)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.attention(x, x, x)[0]
+        return answer
+
+
+class Counter(nn.Module):
+    """Counts its calls, and adds the number to the answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x + self.calls
+
+
+class Cached(nn.Module):
+    """Fills a cache on its first call, as rotary embeddings do."""
+
+    table: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.table is None:
+            self.table = torch.arange(8.0)
+        return x + self.table.to(x.dtype)
+
+
+def fill_in_place(x: torch.Tensor) -> torch.Tensor:
+    return x.mul_(2) + 1
+
+
+def draw(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.randn_like(x)
+
+
+def refuse_unsorted(x: torch.Tensor) -> torch.Tensor:
+    if not bool((x[:, 1:] >= x[:, :-1]).all()):
+        raise ValueError("not sorted")
+    return x.cumsum(1)
+
+
+def take_one(x: torch.Tensor) -> torch.Tensor:
+    if len(x) > 1:
+        raise ValueError("one at a time")
+    return x
+
+
+X = torch.randn(1, 5, 8)
+TOKENS = torch.randint(0, 50, (1, 12))
+
+
+@pytest.mark.parametrize(
+    ("model", "args"),
+    [
+        (nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(5), nn.GELU()).eval(), (X,)),
+        (Attention(batch_first=True).eval(), (X,)),
+        (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), (X,)),
+        (nn.Embedding(50, 4), (TOKENS,)),
+        (nn.Linear(8, 4).to(torch.bfloat16), (X.bfloat16(),)),
+        (lambda x, *, scale: {"a": (x * scale, None), "b": x.argmax(-1)}, (X,)),
+        (refuse_unsorted, (torch.arange(24.0).view(2, 12),)),
+        (Cached(), (X,)),
+        (lambda x, length: x.sum((1, 2)) / length, (X, torch.tensor(5))),
+    ],
+)
+def test_independent_samples_pass(model: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    kwargs = {"scale": 2} if getattr(model, "__name__", "") == "<lambda>" and len(args) == 1 else {}
+    verify_samples(model, Example(args, kwargs))
+    verify_samples(model, Example(args, kwargs), in_float64=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "said"),
+    [
+        (nn.BatchNorm1d(5), X, r"a call changes buffer running_mean: call model.eval\(\) first"),
+        (nn.BatchNorm1d(5, track_running_stats=False), X, r"the output is off by .*: call model.eval\(\) first"),
+        (nn.Dropout(), X, r"its answers differ from call to call.*: call model.eval\(\) first"),
+        (draw, X, "its answers differ from call to call, so none can be compared: have its calls one by one"),
+        (Attention(batch_first=False).eval(), X, "the output is off by .* to each sample alone: have its calls"),
+        (lambda x: x + x.sum(0), X, "the output is off by"),
+        (lambda x: x + 1e-5 * x.mean(0), X, "the output is off by"),
+        (lambda x: x / len(x), X, "the output is off by"),
+        (lambda x: x > x.mean(0), X, "the output differs"),
+        (lambda x: x.flatten(1).sum(1).argsort(), X, "the output differs"),
+        (lambda x: {"loss": x.mean()}, X, r"output \['loss'\] is of shape \(\), but must be a tensor with 4 samples"),
+        (lambda x: x.tolist(), X, "but must be a tensor with 4 samples to be split"),
+        (lambda x: x[:1], X, r"the output is of shape \(1, 5, 8\), but must be a tensor with 4 samples"),
+        (lambda x: x[:, : len(x)], X, r"the output has shape \(4, 4, 8\) .*, not \(4, 1, 8\)"),
+        (Counter(), X, "its answers differ from call to call"),
+        (fill_in_place, X, "a call changes its inputs"),
+        (take_one, X, "the model takes no batch of 4 samples: ValueError: one at a time"),
+        (lambda x: x, torch.ones(1, dtype=torch.long), "all samples of the example are alike"),
+        (lambda x: x, torch.tensor(1.0), "no tensor with a dimension"),
+    ],
+)
+def test_dependent_samples_are_refused(model: Callable[..., Any], x: torch.Tensor, said: str) -> None:
+    before = {name: value.clone() for name, value in model.state_dict().items()} if isinstance(model, nn.Module) else {}
+    with pytest.raises((InputError, UnsupportedError), match=said):
+        verify_samples(model, Example((x,)))
+    if isinstance(model, nn.Module):
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_neither_the_example_nor_the_random_numbers_are_touched() -> None:
+    x = X.clone()
+    state = torch.get_rng_state()
+    with pytest.raises(InputError):
+        verify_samples(fill_in_place, Example((x,)))
+    assert torch.equal(x, X)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_default_dtype() is torch.float32
