@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torchwise.diagnose.trace import watch
     from torchwise.errors import (
         BaselineError,
+        GraphBreakError,
         InputError,
         InternalError,
         NoEffectError,
@@ -51,6 +52,7 @@ _HOMES = {
     "Alert": "alerts",
     "Analysis": "diagnose.analyze",
     "BaselineError": "errors",
+    "GraphBreakError": "errors",
     "CompileConfig": "runtime.components",
     "CompileManager": "runtime.components",
     "Decision": "records",
@@ -103,6 +105,7 @@ __all__ = [
     "CompileManager",
     "Decision",
     "Example",
+    "GraphBreakError",
     "InputError",
     "InternalError",
     "NoEffectError",

@@ -9,6 +9,7 @@
     │   ├── PlanError         a plan combines incompatible choices
     │   └── StorageError      the store cannot be opened, read or written
     ├── BaselineError         the model itself fails on its own inputs   (exit code 3)
+    ├── GraphBreakError       the model is no single graph, which was asked for
     ├── InternalError         Torchwise fails, but the model does not
     ├── UnsupportedError      this torch or machine lacks a feature
     │   └── NoEffectError     a part of a plan changes nothing in this model
@@ -66,6 +67,10 @@ class BaselineError(TorchwiseError):
     """The original model fails on its own example inputs, so there is no baseline."""
 
     exit_code = 3
+
+
+class GraphBreakError(TorchwiseError):
+    """PyTorch cannot capture the model as one graph, which the user asked for with `fullgraph`."""
 
 
 class InternalError(TorchwiseError):

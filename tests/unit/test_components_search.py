@@ -32,6 +32,7 @@ def test_a_search_is_asked_for_what_the_config_says(monkeypatch: pytest.MonkeyPa
         "budget_s": 60,
         "compile_timeout_s": 9.5,
         "iterations": 50,
+        "fullgraph": True,
         "store": "here",
         "mode": "max-autotune",
     }
@@ -47,6 +48,7 @@ def test_a_search_is_asked_for_what_the_config_says(monkeypatch: pytest.MonkeyPa
         "budget": 60,
         "compile_timeout": 9.5,
         "iterations": 50,
+        "fullgraph": True,
         "mode": "training",
         "plans": config.plans,
         "store": "here",

@@ -6,6 +6,7 @@ import io
 import math
 import shlex
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,9 @@ from lock_samples import EAGER_S, FAR, HERE, INDUCTOR, TARGET, Worker, an_entry,
 from rich.console import Console
 
 from torchwise.errors import BaselineError, InputError, TargetError
-from torchwise.plan import EAGER
+from torchwise.plan import EAGER, Plan
 from torchwise.records import Check as VerdictCheck
-from torchwise.records import Failure, FailureKind, Interval, Measurement, Outcome, Verdict
+from torchwise.records import Failure, FailureKind, Interval, Measurement, Outcome, Verdict, codec
 from torchwise.records.answer import Answer
 from torchwise.records.listener import Listener
 from torchwise.records.statistics import median_interval, ratio_of
@@ -25,6 +26,7 @@ from torchwise.study.lock.check import CheckRequest, run_check
 from torchwise.study.lock.check_results import Check, Checked, State, render_check, sentence
 from torchwise.study.lock.slowdown_test import Judge
 from torchwise.trial import Job, Launcher
+from torchwise.trial.full_graph import FullGraph, FullGraphJob
 
 WRONG = Verdict((VerdictCheck("values", Outcome.FAIL, "output[0] is off by 0.3", error=0.3, floor=1e-7),))
 UNCLEAR = Verdict((VerdictCheck("values", Outcome.NOT_COMPARABLE, "eager disagrees with itself"),))
@@ -71,6 +73,20 @@ def test_without_timing_a_plan_is_proven_all_the_same() -> None:
     assert [row.state for row in check.rows] == [State.GOOD, State.WRONG]
     assert [job.effort.measure_s for job in worker.ran] == [0.0] * 4
     assert check.rows[0].detail == "up to date and correct (1 checks passed); not timed"
+
+
+@pytest.mark.parametrize("plan", [INDUCTOR, EAGER], ids=str)
+def test_a_graph_that_breaks_fails_the_check_if_asked(plan: Plan) -> None:
+    class Gate(Worker):
+        def run(self, job: Any, limits: Any, on_stage: object) -> str | Failure:
+            if isinstance(job, FullGraphJob):
+                return codec.to_json(FullGraph("print, at a.py:9"))
+            return super().run(job, limits, on_stage)
+
+    check = run_lock_check(Gate(), an_entry(plan=plan), fullgraph=True)
+    assert (only(check).state, check.exit_code) == (State.BREAKS, 1)
+    assert only(check).detail.startswith("the graph breaks: print, at a.py:9. ")
+    assert run_lock_check(Gate(make_measurement(2.0)), an_entry(plan=plan)).exit_code == 0, "nothing asks for one graph"
 
 
 # Stale.
@@ -350,7 +366,9 @@ def test_every_state_is_shown_under_its_heading_and_counted() -> None:
         assert f"  a:b (inference on CPU): because {state}\n" in text
     assert "note:" not in text
     assert "\n    torchwise tune app.py:make --device cpu --fresh && " in text
-    counts = "1 stale, 1 wrong, 1 lost, 2 slower, 1 inconclusive, 1 not checked, 1 good, 1 other hardware"
+    counts = (
+        "1 stale, 1 wrong, 1 lost, 2 slower, 1 graph breaks, 1 inconclusive, 1 not checked, 1 good, 1 other hardware"
+    )
     assert text.splitlines()[-1] == f"The lock is not valid on this machine: {counts}."
 
 

@@ -24,6 +24,7 @@ SURFACE = [
     "CompileManager",
     "Decision",
     "Example",
+    "GraphBreakError",
     "InputError",
     "InternalError",
     "NoEffectError",

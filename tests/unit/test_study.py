@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from torchwise import environment
-from torchwise.errors import BaselineError, InputError, UnsupportedError
+from torchwise.errors import BaselineError, GraphBreakError, InputError, UnsupportedError
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
@@ -38,6 +39,7 @@ from torchwise.store import Storage, open_storage
 from torchwise.study import Caches, Request, run_study
 from torchwise.study.request import INSPECTIONS
 from torchwise.trial import Job, Limits
+from torchwise.trial.full_graph import FullGraph, FullGraphJob
 from torchwise.trial.job import Attempt, Restart
 
 EAGER_S = 0.010
@@ -192,6 +194,31 @@ def test_a_compile_time_out_ends_compiling_alone_and_its_trial_is_not_repeated(s
     tried = [limits for limits in heard if limits.compile_s < math.inf]
     assert [limits.compile_s for limits in tried] == [1e-6, 50.0]  # the second request learns nothing from another try
     assert tried[1].time_s >= 1850  # the limit of a trial is for the rest
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "said"),
+    [
+        (FullGraph("print, at a.py:9"), GraphBreakError, r"the graph breaks: print, at a\.py:9\. torchwise explain"),
+        (Failure(FailureKind.DIED, "compile", "SIGSEGV"), UnsupportedError, "is not known: .*SIGSEGV"),
+        (FullGraph(""), None, ""),
+    ],
+)
+def test_a_model_that_must_be_one_graph_is_refused_before_the_search(
+    storage: Storage, answer: FullGraph | Failure, error: type[Exception] | None, said: str
+) -> None:
+    class Gate(Table):
+        def run(self, job: Any, limits: Limits, on_stage: Any) -> str | Failure:
+            if isinstance(job, FullGraphJob):
+                return answer if isinstance(answer, Failure) else codec.to_json(answer)
+            return super().run(job, limits, on_stage)
+
+    table = Gate()
+    table.known[INDUCTOR] = (2.0, 10.0, GOOD)
+    asked = request(plans=(INDUCTOR,), fullgraph=True)
+    with pytest.raises(error, match=said) if error else nullcontext():
+        run_study(asked, storage, table, Listener())
+    assert table.list_tried() == ([] if error else [INDUCTOR])
 
 
 @pytest.mark.parametrize(("wait", "least"), [(False, 2), (True, 93)])

@@ -21,7 +21,7 @@ import torch
 
 from brief import BRIEF
 from torchwise.compile.uncompiled_reason import no_effect
-from torchwise.errors import BaselineError, TargetError, UnsupportedError, WorkloadError
+from torchwise.errors import BaselineError, GraphBreakError, TargetError, UnsupportedError, WorkloadError
 from torchwise.measure import device_lock
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
@@ -39,6 +39,7 @@ from torchwise.trial import (
     try_plan,
     worker,
 )
+from torchwise.trial.full_graph import require_full_graph
 from torchwise.trial.launcher import WAITING
 from torchwise.trial.worker import MessageKind, UserError
 
@@ -110,6 +111,15 @@ def test_a_compile_time_out_ends_a_candidate_that_compiles_for_ever(launcher: Pr
     assert time.monotonic() - start < 30
     good = try_plan(launcher, job("wrong"), Trial(0, GOOD, TrialState.RUNNING), limits, lambda stage: None)
     assert good.is_verified, "other stages have no such limit"
+
+
+def test_a_worker_finds_the_line_where_the_graph_breaks(launcher: ProcessLauncher) -> None:
+    asked = Job("inspect", WorkloadSpec("zoo:tutorial.break_branch@small"), settings=SETTINGS)
+    with pytest.raises(
+        GraphBreakError, match=r"the graph breaks: .*, at \S*breaks\.py:\d+, in \w+: `.*if .*`\. "
+    ) as found:
+        require_full_graph(launcher, asked, Limits(60, 8 * GIB), lambda stage: None)
+    assert found.value.exit_code == 1
 
 
 def test_a_memory_hog_is_ended_before_it_hurts_anybody(launcher: ProcessLauncher) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchwise.compile.uncompiled_reason import why_uncompiled
+from torchwise.compile.uncompiled_reason import find_graph_break, why_uncompiled
 from torchwise.workload import Example
 from torchwise.workload.train_step import TrainStep
 
@@ -79,6 +79,12 @@ def test_the_line_is_named(call: Callable[..., Any], line: str) -> None:
     assert f"{__file__}:" in said
     assert line in said
     assert "\n" not in said
+    assert find_graph_break(call, Example((X,))) == said
+
+
+@pytest.mark.parametrize("call", [nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.sin], ids=str)
+def test_what_is_one_graph_has_no_break(call: Callable[..., Any]) -> None:
+    assert find_graph_break(call, Example((X,))) == ""
 
 
 def test_of_a_training_step_the_model_s_line_is_named() -> None:

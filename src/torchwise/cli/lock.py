@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from torchwise.cli.common import check_writable, interruptible
-from torchwise.cli.options import Effort, LockFile, Store, json_option
+from torchwise.cli.options import Effort, FullGraph, LockFile, Store, json_option
 
 LIMIT_S = 600.0
 """The same as `torchwise.study.lock.check.LIMIT_S`, whose import would load the launcher."""
@@ -64,6 +64,7 @@ def check(
     ] = False,
     threshold: Annotated[float, typer.Option(help="Relative slow-down that is tolerated.")] = 0.05,
     effort: Effort = "standard",
+    fullgraph: FullGraph = False,
     limit: Annotated[float, typer.Option(help="Time limit in seconds for one worker.")] = LIMIT_S,
     json: Annotated[Path | None, json_option("Write the result as JSON (schema torchwise.check/1)")] = None,
 ) -> None:
@@ -76,9 +77,9 @@ def check(
     intervals, corrected for the number of plans, must show it in two processes. A plan is also slower if eager is
     faster now.
 
-    Exit codes: 0 all plans are as locked. 1 a plan is stale, wrong, lost or slower. 2 invalid input, or a target could
-    not be checked, such as one without a section for this machine. 4 inconclusive: the measurements cannot tell whether
-    a plan is as fast as locked, and no other problem was found. 130 interrupted.
+    Exit codes: 0 all plans are as locked. 1 a plan is stale, wrong, lost or slower, or with --fullgraph a graph breaks.
+    2 invalid input, or a target could not be checked, such as one without a section for this machine. 4 inconclusive:
+    the measurements cannot tell whether a plan is as fast as locked, and no other problem was found. 130 interrupted.
     """
     from rich.console import Console
 
@@ -88,7 +89,7 @@ def check(
     from torchwise.study.lock.check_results import CheckProgress, render_check
     from torchwise.trial import ProcessLauncher
 
-    request = CheckRequest(tuple(targets or ()), not no_measure, threshold, effort, limit)
+    request = CheckRequest(tuple(targets or ()), not no_measure, threshold, effort, limit, fullgraph)
     lock = read(file)
     with interruptible(lambda: "; an unfinished check is not saved"), CheckProgress() as progress:
         result = run_check(lock, request, ProcessLauncher(), progress)

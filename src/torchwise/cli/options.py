@@ -112,6 +112,9 @@ CompileTimeout = Annotated[
         show_default="all of a trial's limit: 120, 600 or 1800 by effort",
     ),
 ]
+FullGraph = Annotated[
+    bool, typer.Option("--fullgraph", help="Fail if PyTorch cannot capture the model as one graph, and say where.")
+]
 PLAN_HELP = "eager, a mode of torch.compile, a plan as JSON, the id of a decided plan, or a study's number or latest."
 LockFile = Annotated[Path, typer.Option("--lock", help="The lock file.")]
 

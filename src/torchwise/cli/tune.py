@@ -74,6 +74,7 @@ def tune(
     wait: Wait = False,
     compile_timeout: opt.CompileTimeout = None,
     iterations: Iterations = None,
+    fullgraph: opt.FullGraph = False,
     objective: Annotated[
         str, typer.Option(help="latency, throughput or memory.", autocompletion=opt.complete_objective)
     ] = "latency",
@@ -95,8 +96,9 @@ def tune(
 
     Candidate plans are verified and timed, each in its own process. The choice is by expected total cost.
 
-    Exit codes: 0 decided, also to stay with eager. 2 invalid input. 3 the model itself fails. 4 inconclusive: the
-    measurements cannot tell whether a plan is faster, so eager stays. 130 interrupted.
+    Exit codes: 0 decided, also to stay with eager. 1 with --fullgraph, the graph breaks. 2 invalid input. 3 the model
+    itself fails. 4 inconclusive: the measurements cannot tell whether a plan is faster, so eager stays. 130
+    interrupted.
     """
     from torchwise.records.answer import EXIT_INCONCLUSIVE
     from torchwise.study.cluster import Task, choice
@@ -121,6 +123,7 @@ def tune(
         wait=wait,
         compile_timeout=compile_timeout,
         iterations=iterations,
+        fullgraph=fullgraph,
     )
     study, place = _search(task.request(fresh=fresh), launcher, device, address, store)
     show_study(study, json, html, store=place)

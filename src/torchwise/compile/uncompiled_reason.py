@@ -30,6 +30,16 @@ def why_uncompiled(call: Callable[..., Any], example: Example) -> str:
 
     PyTorch silently runs a function in eager. With `fullgraph=True` it gives the reason.
     """
+    return find_graph_break(call, example) or (
+        "it runs no operator that torch.compile traces, or it is under torch.compiler.disable"
+    )
+
+
+def find_graph_break(call: Callable[..., Any], example: Example) -> str:
+    """Return why PyTorch cannot capture a call as one graph, with the user's line, or "" if it can.
+
+    The call is made once more, on a copy of the example.
+    """
     if isinstance(call, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         return "it is TorchScript, which torch.compile does not compile: pass the model that it was created from"
     if rnn := _rnn(call.model if isinstance(call, TrainStep) else call):
@@ -42,7 +52,7 @@ def why_uncompiled(call: Callable[..., Any], example: Example) -> str:
         torch.compile(call, backend="eager", fullgraph=True)(*cloned.args, **cloned.kwargs)
     except Exception as error:  # Dynamo's own errors derive from RuntimeError, and the model may raise anything
         return _extract_reason(str(error)) or "PyTorch reports no reason"
-    return "it runs no operator that torch.compile traces, or it is under torch.compiler.disable"
+    return ""
 
 
 def _rnn(call: Callable[..., Any]) -> str:

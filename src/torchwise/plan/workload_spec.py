@@ -198,6 +198,7 @@ class OptionKeywords(TypedDict, total=False):
     wait: bool
     compile_timeout: float | None
     iterations: int | None
+    fullgraph: bool
 
 
 class TuneKeywords(OptionKeywords, total=False):
@@ -233,6 +234,7 @@ class TuneOptions:
             None leaves compiling all of that limit.
         iterations: how many times a candidate and eager are timed in each process. None goes on until the interval of
             the speed-up is tight, or until the time of `effort` for it is over.
+        fullgraph: whether a model that PyTorch cannot capture as one graph is refused before the search.
     """
 
     calls: float = DEFAULT_CALLS
@@ -251,6 +253,7 @@ class TuneOptions:
     wait: bool = False
     compile_timeout: float | None = None
     iterations: int | None = None
+    fullgraph: bool = False
 
 
 MIN_ITERATIONS, MAX_ITERATIONS = 5, 400

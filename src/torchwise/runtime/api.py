@@ -112,6 +112,7 @@ def tune(
     wait: bool = False,
     compile_timeout: float | None = None,
     iterations: int | None = None,
+    fullgraph: bool = False,
     progress: bool = True,
 ) -> Study:
     """Find the fastest verified way to run `model` on this machine.
@@ -149,11 +150,13 @@ def tune(
         compile_timeout: seconds that one candidate may compile. The time limit of a trial then counts the rest alone.
         iterations: how many times a candidate and eager are timed in each process, from 5 to 400. None goes on until
             the interval of the speed-up is tight.
+        fullgraph: whether a model that PyTorch cannot capture as one graph is refused before the search.
         progress: whether to show the search's progress.
 
     Raises:
         InputError: an argument cannot be used, or the model cannot be sent to a worker.
         BaselineError: the model raises on its own inputs.
+        GraphBreakError: with `fullgraph`, the graph breaks. The message has the file and the line.
     """
     options = TuneOptions(
         calls=calls,
@@ -172,6 +175,7 @@ def tune(
         wait=wait,
         compile_timeout=compile_timeout,
         iterations=iterations,
+        fullgraph=fullgraph,
     )
     request, workload = make_request(model, args, kwargs, examples, options)
     return search(request, workload, store, progress=progress)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from torchwise.records import Failure, Inspection, Trial, TrialState
 from torchwise.trial import Assignment, Job, Launcher, Limits, ask_worker, inspect_workload, try_plan
+from torchwise.trial.full_graph import require_full_graph
 from torchwise.trial.launcher import OnStage
 
 T = TypeVar("T")
@@ -40,6 +41,10 @@ class PlanStudy:
         inspection = inspect_workload(self._launcher, job, self._limits(), self._on_stage)
         self.job = replace(self.job, traits=inspection.traits)
         return inspection
+
+    def require_full_graph(self) -> None:
+        """Raise a `GraphBreakError` if PyTorch cannot capture the workload as one graph."""
+        require_full_graph(self._launcher, self.job, self._limits(), self._on_stage)
 
     def try_plan(self, **changes: Any) -> Trial:
         """Try the plan: compile, verify and time it. Its caches are its own unless the job names a folder.

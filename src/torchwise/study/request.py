@@ -37,6 +37,7 @@ class Request:
         wait: whether seconds in which another process has the device are no part of `budget_s`.
         compile_timeout_s: seconds that one candidate may compile, besides its `limit_s`, or None for no such limit.
         iterations: how many times a candidate and eager are timed in each process, or None until that is enough.
+        fullgraph: whether a model that PyTorch cannot capture as one graph is refused before the search.
     """
 
     workload: WorkloadSpec
@@ -55,6 +56,7 @@ class Request:
     wait: bool = False
     compile_timeout_s: float | None = None
     iterations: int | None = None
+    fullgraph: bool = False
 
     def __post_init__(self) -> None:
         check_effort(self.effort)
@@ -105,6 +107,7 @@ class Request:
             wait=options.wait,
             compile_timeout_s=options.compile_timeout,
             iterations=options.iterations,
+            fullgraph=options.fullgraph,
         )
 
     def make_job(self, task: Task) -> Job:

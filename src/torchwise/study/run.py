@@ -53,6 +53,7 @@ from torchwise.trial import (
     measure_again,
     try_plan,
 )
+from torchwise.trial.full_graph import require_full_graph
 from torchwise.trial.launcher import OnStage
 from torchwise.trial.loading_reads import reads_file, recall_identity
 
@@ -83,6 +84,7 @@ def run_study(
     Raises:
         InputError: the target or its inputs cannot be used.
         BaselineError: the plain model fails.
+        GraphBreakError: the request asks for a model of one graph, and it breaks.
         KeyboardInterrupt: the user interrupted. Finished trials are kept, and the same request goes on from there.
     """
     is_local, here = here is None, here or environment.detect(request.workload.device)
@@ -116,6 +118,9 @@ def _run_study(
         limits = replace(Limits.from_free_memory(request.inspection_s), wait_s=wait_s)
         inspection = inspect_workload(launcher, job, limits, spent.stage)
     listener.finish_inspection(inspection)
+    if request.fullgraph:
+        limits = request.make_limits(request.inspection_s)
+        require_full_graph(launcher, request.make_job("inspect"), limits, spent.stage)
     draft = Study(0, request.workload, here, inspection, request.allow, request.effort, created_at=time.time())
     key = StudyKey.from_study(draft)
     if request.fresh and (stored := storage.find_study(key)):

@@ -78,6 +78,7 @@ class CompileConfig:
             trial is finished.
         compile_timeout_s: seconds that one candidate may compile, or None for all of a trial's limit.
         iterations: how many times a candidate and eager are timed in each process, or None until that is enough.
+        fullgraph: whether a component that PyTorch cannot capture as one graph counts as a failed search.
         calls: expected number of calls over the component's lifetime.
         restarts: expected number of process starts over that lifetime.
         verify: whether a plan must be right and fast enough. If false, the plan of `mode`, `backend` and `dynamic` is
@@ -101,6 +102,7 @@ class CompileConfig:
     budget_s: float | None = None
     compile_timeout_s: float | None = None
     iterations: int | None = None
+    fullgraph: bool = False
     calls: int = DEFAULT_CALLS
     restarts: int = 1
     verify: bool = True
@@ -112,7 +114,7 @@ class CompileConfig:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("enabled", "lazy", "verify", "fallback", "progress"):
+        for name in ("enabled", "lazy", "fullgraph", "verify", "fallback", "progress"):
             _one_of(name, getattr(self, name), (True, False))
         for name in ("training", "dynamic"):
             _one_of(name, getattr(self, name), (True, False, None))
@@ -192,6 +194,7 @@ class CompileConfig:
             "budget": self.budget_s,
             "compile_timeout": self.compile_timeout_s,
             "iterations": self.iterations,
+            "fullgraph": self.fullgraph,
             "mode": "training" if self.training else "inference",
             "plans": self.plans,
             "store": self.store,

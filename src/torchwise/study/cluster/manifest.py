@@ -39,11 +39,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     wait: bool = False
     compile_timeout: float | None = None
     iterations: int | None = None
+    fullgraph: bool = False
 
 
 AS_THEY_ARE = (
     *("calls", "restarts", "allow", "effort", "budget", "objective", "latency_limit", "mode", "cold", "wait"),
-    *("compile_timeout", "iterations"),
+    *("compile_timeout", "iterations", "fullgraph"),
 )
 """Options that a manifest writes as Python does. A plan is text. A limit of memory without a unit is in GiB."""
 
@@ -76,7 +77,7 @@ class Task(Options, frozen=True):
         """Return the arguments of `torchwise` for this study."""
         values = {name: value for name, value in msgspec.structs.asdict(self).items() if value not in (None, "")}
         target, plans = values.pop("target"), values.pop("plan")
-        flags = [f"--{name}" for name in ("cold", "wait") if values.pop(name)]
+        flags = [f"--{name}" for name in ("cold", "wait", "fullgraph") if values.pop(name)]
         options = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
         return ["tune", *options, *flags, *(f"--plan={plan}" for plan in plans), "--", target]
 

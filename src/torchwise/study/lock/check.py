@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass, replace
 
 from torchwise import environment
-from torchwise.errors import BaselineError, InputError, InternalError
+from torchwise.errors import BaselineError, GraphBreakError, InputError, InternalError, UnsupportedError
 from torchwise.plan.effort import EFFORTS, EffortProfile, check_effort
 from torchwise.records import Decision, Inspection, Trial
 from torchwise.records.answer import Answer, Trust, judge_trust
@@ -33,6 +33,7 @@ class CheckRequest:
         targets: the targets to check, or all in the file if empty.
         measure: whether plans are timed. They are always verified.
         threshold: relative change of speed to ignore.
+        fullgraph: whether a model that PyTorch cannot capture as one graph fails the check.
     """
 
     targets: tuple[str, ...] = ()
@@ -40,6 +41,7 @@ class CheckRequest:
     threshold: float = THRESHOLD
     effort: str = "standard"
     limit_s: float = LIMIT_S
+    fullgraph: bool = False
 
     def __post_init__(self) -> None:
         Judge(1, self.threshold)  # which refuses an invalid threshold
@@ -93,10 +95,18 @@ class _Checks:
             inspection = study.inspect()
             if changed := _describe_change(decision, inspection):
                 return _row(entry, State.STALE, changed, tune_again(entry))
+            if self.request.fullgraph:
+                study.require_full_graph()
             if decision.plan.is_eager:
                 return _row(entry, State.GOOD, "up to date; the plan is eager, which is not timed")
             trial = study.try_plan(effort=self._effort(measure=self.request.measure))
-        except (InputError, BaselineError) as error:  # a fault of this target: the others are still checked
+        except GraphBreakError as error:
+            return _row(entry, State.BREAKS, str(error), "fix the break, or check without --fullgraph")
+        except (
+            InputError,
+            BaselineError,
+            UnsupportedError,
+        ) as error:  # a fault of this target: the others are still checked
             return _row(entry, State.UNKNOWN, str(error), "fix the target, and check again")
         except InternalError as error:  # a fault of Torchwise, likewise
             return _row(entry, State.UNKNOWN, str(error), "report this bug, and check again")

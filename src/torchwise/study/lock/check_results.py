@@ -25,6 +25,7 @@ class State(StrEnum):
     WRONG = "wrong"
     LOST = "lost"
     SLOWER = "slower"
+    BREAKS = "graph breaks"
     INCONCLUSIVE = "inconclusive"
     UNKNOWN = "not checked"
     GOOD = "good"
@@ -33,7 +34,7 @@ class State(StrEnum):
     @property
     def is_regression(self) -> bool:
         """Whether it fails a check."""
-        return self in (State.STALE, State.WRONG, State.LOST, State.SLOWER)
+        return self in (State.STALE, State.WRONG, State.LOST, State.SLOWER, State.BREAKS)
 
 
 TITLES = {
@@ -41,6 +42,7 @@ TITLES = {
     State.WRONG: "No longer correct",
     State.LOST: "Lost: the plan no longer runs",
     State.SLOWER: "Slower",
+    State.BREAKS: "The graph breaks",
     State.INCONCLUSIVE: "Inconclusive: correct, but the measurements cannot tell whether it is as fast",
     State.UNKNOWN: "Not checked",
     State.GOOD: "As locked",
@@ -102,8 +104,8 @@ class Check(codec.Document):
     def exit_code(self) -> int:
         """The first code that applies.
 
-        1 if anything is stale, wrong, lost or slower. 2 if something was not checked, or nothing is for this machine. 4
-        if the measurements cannot tell. 0 if all is as locked.
+        1 if anything is stale, wrong, lost or slower, or a graph breaks. 2 if something was not checked, or nothing is
+        for this machine. 4 if the measurements cannot tell. 0 if all is as locked.
         """
         if any(row.state.is_regression for row in self.rows):
             return 1

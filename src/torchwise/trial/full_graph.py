@@ -1,0 +1,57 @@
+"""The gate of `--fullgraph`: a worker has PyTorch capture the model as one graph, and says where it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from torchwise.compile.uncompiled_reason import find_graph_break
+from torchwise.errors import GraphBreakError, UnsupportedError
+from torchwise.records import Failure, WorkerStage
+from torchwise.trial.job import DerivedJob, Job
+from torchwise.trial.launcher import Launcher, Limits, OnStage
+from torchwise.trial.loading import load
+from torchwise.trial.run_trial import ask_worker
+
+
+@dataclass(frozen=True, slots=True)
+class FullGraphJob(DerivedJob):
+    """The order to capture a workload as one graph. Nothing is compiled or timed."""
+
+    FUNCTION = "torchwise.trial.full_graph:look_for_break"
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class FullGraph:
+    """The answer: the first graph break with its place, or "" if there is none."""
+
+    graph_break: str
+
+
+def look_for_break(order: FullGraphJob, stage: Callable[[str], None]) -> FullGraph:
+    """Capture each example of the workload, in a worker, until one breaks the graph."""
+    workload = load(order.job)
+    stage(WorkerStage.COMPILE)
+    with torch.set_grad_enabled(order.job.workload.mode == "training"):
+        found = (find_graph_break(workload.call, example) for example in workload.examples)
+        return FullGraph(next(filter(None, found), ""))
+
+
+def require_full_graph(launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage) -> None:
+    """Have a worker look for graph breaks.
+
+    Raises:
+        GraphBreakError: there is one.
+        UnsupportedError: the worker could not say.
+    """
+    answer = ask_worker(launcher, FullGraphJob(job), FullGraph, limits, on_stage)
+    if isinstance(answer, Failure):
+        raise UnsupportedError(f"fullgraph asks for a model of one graph, but whether it is one is not known: {answer}")
+    if answer.graph_break:
+        raise GraphBreakError(
+            f"the graph breaks: {answer.graph_break}. torchwise explain lists every break with its fix. Without "
+            "--fullgraph (fullgraph=True), plans of several graphs are tried"
+        )
