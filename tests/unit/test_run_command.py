@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from test_program import Searches
 from typer.testing import CliRunner
 
+from program_server import ProgramServer
 from torchwise.cli import app
 from torchwise.errors import InputError
 from torchwise.runtime.program import tuning
+from torchwise.runtime.program.script import Script
 
 NET = """
 import os, sys, threading
@@ -35,22 +38,67 @@ def call(times=5):
     return round(float(out.sum()), 4)
 """
 
+PLAIN = {
+    "words": "import sys; print(sys.argv, __name__, __file__, __package__, __spec__, __cached__, type(__builtins__))",
+    "path": "import os, sys; print(sys.path[0] == os.path.dirname(__file__))",
+    "annotations": "class A:\n    x: int\nprint(A.__annotations__)",
+    "options": "import argparse; p = argparse.ArgumentParser(); p.add_argument('--n', type=int); p.parse_args()",
+    "help": "import argparse; argparse.ArgumentParser(description=__doc__).parse_args(['--help'])",
+    "reads": "import sys; print(sys.stdin.read()[::-1], end='')",
+    "exits": "import sys; print('out'); sys.exit(3)",
+    "message": "import sys; print('out'); sys.exit('stopped')",
+    "raises": "print('out')\ndef f():\n    raise KeyError('mine') from ValueError(1)\nf()",
+    "leaves": "import os, sys; print('out', flush=True); os._exit(5)",
+    "killed": "import os, signal; print('out', flush=True); os.kill(os.getpid(), signal.SIGTERM)",
+    "signals": (
+        "import os, signal, time; signal.signal(signal.SIGUSR1, lambda *_: print('got it'))\n"
+        "os.kill(os.getpid(), signal.SIGUSR1); time.sleep(0.01); print(signal.getsignal(signal.SIGINT).__name__)"
+    ),
+    "threads": "import threading, time; threading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()",
+    "pool": (
+        "import concurrent.futures as f, time; pool = f.ThreadPoolExecutor(2)\n"
+        "for n in range(3): pool.submit(lambda: (time.sleep(0.05), print('worked')))"
+    ),
+    "processes": (
+        "import concurrent.futures as f, multiprocessing as m\n"
+        "pool = f.ProcessPoolExecutor(1, m.get_context('fork')); print(pool.submit(abs, -3).result())"
+    ),
+    "spawns": (
+        "import multiprocessing as m\ndef f(): print('child', __name__, flush=True)\n"
+        "if __name__ == '__main__':\n    m.get_context('spawn').Process(target=f).start()"
+    ),
+    "starts": "import subprocess, sys; print(subprocess.check_output([sys.executable, '-c', 'print(1)']))",
+    "forks": "import os, sys; pid = os.fork(); sys.exit(4 if pid == 0 else os.waitstatus_to_exitcode(os.wait()[1]))",
+    "prints": "import sys\nfor n in range(20000): print(n)\nsys.stdout.buffer.write(bytes(range(256)))",
+    "unprintable": "print('x'); print(chr(0xd800))",
+    "logs": "import logging, sys; logging.basicConfig(stream=sys.stdout, level=20); logging.info('said')",
+    "closes": "import sys; print('out'); sys.stdout.close(); sys.stderr = None",
+    "moves": "import os, tempfile\nwith tempfile.TemporaryDirectory() as d:\n    os.chdir(d)\nprint('out')",
+    "atexit": "import atexit; atexit.register(print, 'late'); print('out')",
+    "coroutines": "import asyncio\nasync def f(): return await asyncio.to_thread(abs, -3)\nprint(asyncio.run(f()))",
+    "neighbours": "from pathlib import Path; import other; print(other.__name__, len(Path(__file__).read_text()))",
+}
+"""Programs that need no torch, and so run alone in no time."""
+
 PROGRAMS = {
-    "plain": "print(call(), sys.argv, __name__)",
     "main": "def main():\n    print(call())\nif __name__ == '__main__':\n    main()",
-    "exits": "call(); print('out'); sys.exit(7)",
-    "message": "call(); sys.exit('stopped')",
-    "raises": "call()\ndef f():\n    raise KeyError('mine')\nf()",
     "threads": "threading.Thread(target=lambda: print(call())).start()",
-    "forks": "call(); pid = os.fork(); print('child' if pid == 0 else os.waitpid(pid, 0)[1], flush=True)",
+    "forks": "call(); pid = os.fork(); print('child' if pid == 0 else os.waitpid(pid, 0)[1], call(), flush=True)",
     "workers": (
         "if __name__ == '__main__':\n"
         "    data = torch.utils.data.DataLoader(torch.arange(8.), batch_size=4, num_workers=2)\n"
         "    print(call(), [float(one.sum()) for one in data])"
     ),
     "compiles": "net = torch.compile(net, backend='eager', fullgraph=True); print(call())",
-    "atexit": "import atexit; atexit.register(print, 'late'); print(call())",
+    "draws": "import random; call(); random.seed(0); print(torch.rand(2), random.random())",
+    "stops": "call(); print('out'); sys.exit(9)",
 }
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ProgramServer]:
+    with ProgramServer() as found:
+        yield found
 
 
 def write(folder: Path, name: str) -> Path:
@@ -59,38 +107,91 @@ def write(folder: Path, name: str) -> Path:
     return file
 
 
-def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=240, check=False
-    )
+def python(folder: Path, *words: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([sys.executable, *words], cwd=folder, input=given, capture_output=True, check=False)
+
+
+@pytest.mark.parametrize("name", list(PLAIN))
+def test_a_program_keeps_its_output_and_its_exit_code(tmp_path: Path, name: str, server: ProgramServer) -> None:
+    (tmp_path / "program.py").write_text(PLAIN[name])
+    (tmp_path / "other.py").write_text("")
+    words, given = ("program.py", "--n", "a b"), b"one\ntwo\n"
+    alone = python(tmp_path, *words, given=given)
+    recorded = server.run(tmp_path, ["torchwise", "run", *words], given)
+    assert (recorded.stdout, recorded.returncode) == (alone.stdout, alone.returncode)
+    assert recorded.stderr.startswith(alone.stderr.decode())
+    ends_at_once = name in ("leaves", "killed")
+    assert recorded.stderr.count("program.py called no module") == (0 if ends_at_once else 1)
 
 
 @pytest.mark.parametrize("name", list(PROGRAMS))
-def test_a_program_keeps_its_output_and_its_exit_code(tmp_path: Path, name: str) -> None:
+def test_a_program_with_a_model_keeps_them_too(tmp_path: Path, name: str, server: ProgramServer) -> None:
     file = write(tmp_path, name)
-    alone = python(tmp_path, file.name, "--flag", "a b")
-    recorded = python(tmp_path, "-m", "torchwise.cli", "run", file.name, "--flag", "a b")
+    alone = server.run(tmp_path, [file.name])
+    recorded = server.run(tmp_path, ["torchwise", "run", file.name])
     assert (recorded.stdout, recorded.returncode) == (alone.stdout, alone.returncode)
-    before = alone.stderr.replace("^", "").split()
-    assert recorded.stderr.replace("^", "").split()[: len(before)] == before
+    assert alone.stdout != b""
     assert recorded.stderr.count(f"{file.name} ran for") == 1
     assert "Net" in recorded.stderr
 
 
-def test_a_module_of_a_package_is_run_with_its_own_options(tmp_path: Path) -> None:
+def test_an_error_inside_a_model_is_printed_as_the_programs_own(tmp_path: Path, server: ProgramServer) -> None:
+    (tmp_path / "broken.py").write_text(f"{NET}\ncall()\nprint('out')\nnet(torch.ones(3, 5))")
+    found = server.run(tmp_path, ["torchwise", "run", "--tune", "broken.py"])
+    assert (found.stdout, found.returncode) == (b"out\n", 1)
+    trace, _, report = found.stderr.partition("RuntimeError: mat1 and mat2")
+    assert "program/" not in trace
+    assert trace.count('broken.py", line') == 2
+    assert "nothing was tuned, as the program ended with exit code 1" in report
+
+
+def test_ctrl_c_ends_a_program_as_its_traceback_says(tmp_path: Path, server: ProgramServer) -> None:
+    (tmp_path / "waits.py").write_text(f"{NET}\ncall()\nraise KeyboardInterrupt")
+    found = server.run(tmp_path, ["torchwise", "run", "waits.py"])
+    assert found.returncode == 130
+    assert found.stderr.splitlines()[3] == "KeyboardInterrupt"
+    assert "waits.py ran for" in found.stderr
+
+
+def test_reports_go_where_the_command_was_given(tmp_path: Path, server: ProgramServer) -> None:
+    text = "import os, sys\nos.chdir('/')\ncall()\nsys.stderr = open(os.devnull, 'w')"
+    (tmp_path / "moves.py").write_text(NET + text)
+    found = server.run(tmp_path, ["torchwise", "run", "--json", "r.json", "--html", "r.html", "moves.py"])
+    assert "moves.py ran for" in found.stderr
+    assert json.loads((tmp_path / "r.json").read_text())["program"] == "moves.py"
+    assert (tmp_path / "r.html").is_file()
+
+
+def test_a_pool_that_a_program_left_open_closes_no_later_one(tmp_path: Path) -> None:
+    import concurrent.futures
+
+    file = tmp_path / "pool.py"
+    file.write_text(PLAIN["pool"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [*sys.path])
+        patch.setattr(sys, "argv", [*sys.argv])
+        patch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+        assert Script(str(file), [], is_module=False).run() == 0
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert pool.submit(abs, -3).result() == 3
+
+
+def test_a_module_of_a_package_is_run_with_its_own_options(tmp_path: Path, server: ProgramServer) -> None:
     package = tmp_path / "pack"
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "other.py").write_text("VALUE = 3")
-    (package / "__main__.py").write_text(f"{NET}\nfrom .other import VALUE\nprint(call(), VALUE, sys.argv[1:])")
+    (package / "__main__.py").write_text(
+        "import sys\nfrom .other import VALUE\nprint(VALUE, sys.argv, __package__, __spec__.name, __name__)"
+    )
     alone = python(tmp_path, "-m", "pack", "--tune", "x")
-    recorded = python(tmp_path, "-m", "torchwise.cli", "run", "-m", "pack", "--tune", "x")
-    assert recorded.stdout == alone.stdout
-    assert "torchwise run --tune -m pack --tune x" in recorded.stderr
+    recorded = server.run(tmp_path, ["torchwise", "run", "-m", "pack", "--tune", "x"])
+    assert (recorded.stdout, recorded.returncode) == (alone.stdout, 0)
+    assert recorded.stdout.startswith(b"3 ")
 
 
 def test_a_script_is_tuned_then_run_by_the_stored_plans(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: ProgramServer
 ) -> None:
     monkeypatch.setattr(tuning, "search", Searches())
     monkeypatch.setattr(sys, "argv", [*sys.argv])
@@ -110,7 +211,7 @@ def test_a_script_is_tuned_then_run_by_the_stored_plans(
     applied = CliRunner().invoke(app, ["run", "--apply", "--store", store, str(file)])
     assert applied.exit_code == 0, applied.exception
     assert applied.stdout == shown
-    later = python(tmp_path, "-m", "torchwise.cli", "run", "--apply", "--store", store, file.name)
+    later = server.run(tmp_path, ["torchwise", "run", "--apply", "--store", store, file.name])
     assert later.returncode == 0
     row = next(line.split() for line in later.stderr.splitlines() if line.split()[:1] == ["Net"])
     assert row[-1] == "5"
@@ -134,13 +235,6 @@ def test_bad_input_is_named_with_the_way_out(words: list[str], message: str, tmp
 
 def test_a_script_with_a_mistake_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("def f(:")
-    done = python(tmp_path, "-m", "torchwise.cli", "run", "bad.py")
-    assert done.returncode == 2
-    assert "bad.py is no Python program" in done.stderr
-
-
-def test_a_program_without_modules_says_so(tmp_path: Path) -> None:
-    (tmp_path / "idle.py").write_text("print('idle')")
-    done = python(tmp_path, "-m", "torchwise.cli", "run", "--tune", "idle.py")
-    assert (done.stdout, done.returncode) == ("idle\n", 0)
-    assert "idle.py called no module" in done.stderr
+    done = CliRunner().invoke(app, ["run", str(tmp_path / "bad.py")])
+    assert isinstance(done.exception, InputError)
+    assert "bad.py is no Python program" in str(done.exception)

@@ -92,7 +92,8 @@ def main(run: Callable[[], None] | None = None) -> None:
     Args:
         run: the function that parses the arguments and runs the command, by default `app`.
     """
-    _replace_unencodable()
+    if sys.argv[1:2] != ["run"]:  # whose program keeps its streams as Python makes them
+        _replace_unencodable()
     error_file = os.environ.pop(ERROR_FILE, "")  # processes that the command starts do not write there
     try:
         (run or app)()

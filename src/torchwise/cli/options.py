@@ -61,9 +61,9 @@ def read_count(text: str | int) -> int:
     return found
 
 
-def count_option(help: str) -> Any:
+def count_option(help: str, show_default: bool | str = True) -> Any:
     """Return an option for a whole number."""
-    return typer.Option(help=help, parser=read_count, metavar="N")
+    return typer.Option(help=help, parser=read_count, metavar="N", show_default=show_default)
 
 
 Calls = Annotated[int, count_option("Expected number of calls over the lifetime, such as 1e6.")]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperCommand
 
 from torchwise.cli import options as opt
 from torchwise.errors import InputError
-from torchwise.plan.workload_spec import DEFAULT_CALLS
 
 if TYPE_CHECKING:
     from torchwise.records.recording import Recording
@@ -52,7 +53,14 @@ def run(
         typer.Option(help="Time budget in seconds of the search for all modules.", show_default="by effort, for each"),
     ] = None,
     compile_timeout: opt.CompileTimeout = None,
-    calls: opt.Calls = DEFAULT_CALLS,
+    calls: Annotated[
+        int | None,
+        opt.count_option(
+            "Expected number of calls over the lifetime, such as 1e6, of the module with the most time. The others get "
+            "theirs in proportion.",
+            show_default="as in this run, at each start",
+        ),
+    ] = None,
     restarts: opt.Restarts = 1,
     allow: opt.Allow = "same-precision",
     effort: opt.Effort = "standard",
@@ -69,10 +77,12 @@ def run(
     from torchwise.runtime.program.script import Script
 
     script = _find_script(Script, program or [], module)
+    report = Report(sys.stderr, *(file and file.absolute() for file in (json, html)))
+    words = ["--store", store] if store else []
+    store = os.path.abspath(store) if store and "://" not in store else store  # the program may change folders
     if apply:
-        raise SystemExit(_apply(script, store))
+        raise SystemExit(_apply(script, store, report))
     options: dict[str, Any] = {
-        "calls": calls,
         "restarts": restarts,
         "allow": allow,
         "effort": effort,
@@ -80,7 +90,35 @@ def run(
         "compile_timeout": compile_timeout,
         "store": store,
     }
-    raise SystemExit(_record(script, options if tune else None, store, json, html))
+    if calls is not None:
+        options["calls"] = calls
+    raise SystemExit(_record(script, options if tune else None, words, report))
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where a report goes. The stream is the one from before the program, which may put another in its place."""
+
+    stream: TextIO
+    json: Path | None = None
+    html: Path | None = None
+
+    def show(self, document: Document, recording: Recording | None = None) -> None:
+        """Print a document, and write files."""
+        from rich.console import Console
+
+        from torchwise.records.files import write_atomically, write_json
+        from torchwise.report.html import render_page
+        from torchwise.report.terminal import render_terminal
+
+        with contextlib.suppress(OSError, ValueError):  # the program, or its reader, may have closed a stream
+            sys.stdout.flush()
+        with contextlib.suppress(OSError, ValueError):
+            Console(file=self.stream).print(render_terminal(document))
+        if self.json and recording:
+            write_json(recording, self.json)
+        if self.html:
+            write_atomically(render_page(document), self.html)
 
 
 def _find_script(kind: type[Script], program: list[str], module: str | None) -> Script:
@@ -91,78 +129,73 @@ def _find_script(kind: type[Script], program: list[str], module: str | None) -> 
     return kind(program[0], program[1:], is_module=False)
 
 
-def _record(
-    script: Script, options: dict[str, Any] | None, store: str | None, json: Path | None, html: Path | None
-) -> int:
-    from torchwise.records.files import write_atomically, write_json
-    from torchwise.report.html import render_page
+def _record(script: Script, options: dict[str, Any] | None, words: list[str], report: Report) -> int:
     from torchwise.report.recording import recording_document
     from torchwise.runtime.program import CallRecorder
     from torchwise.runtime.program.tuning import check_options, tune_recorded
+    from torchwise.store import open_storage
 
     if options is not None:
         check_options(options)  # type: ignore[arg-type]
+        open_storage(options["store"]).close()  # before minutes are spent
     process, recorder = os.getpid(), CallRecorder(holds=options is not None)
     with recorder:
         code = script.run()
     if os.getpid() != process:  # a fork of the program that came to its end
         return code
-    if options is not None and code == 0:
-        recording = tune_recorded(recorder, script.name, options, places=False).record  # type: ignore[arg-type]
+    ended_well = code == 0 or script.was_interrupted  # as a server ends
+    if options is not None and ended_well:
+        recording = tune_recorded(recorder, script.name, options, places=False, calls=None).record  # type: ignore[arg-type]
     else:
         recording = recorder.to_record(script.name)
-    document = recording_document(
-        recording, _next_steps(script, recording, store, tuned=options is not None and code == 0)
-    )
-    _show(document)
-    if json:
-        write_json(recording, json)
-    if html:
-        write_atomically(render_page(document), html)
+    if options is not None and not ended_well:
+        note = f"nothing was tuned, as the program ended with exit code {code}"
+        recording = replace(recording, notes=(*recording.notes, note))
+    report.show(recording_document(recording, _next_steps(script, recording, options, words)), recording)
     return code
 
 
-def _next_steps(script: Script, recording: Recording, store: str | None, *, tuned: bool) -> tuple[Step, ...]:
+def _next_steps(
+    script: Script, recording: Recording, options: dict[str, Any] | None, words: list[str]
+) -> tuple[Step, ...]:
+    """Return the command that continues: after a recording --tune, and after that --apply, or --tune for more calls."""
     from torchwise.report.document import Step
 
-    if tuned and not any(module.speedup for module in recording.modules):
+    def step(purpose: str, *flags: str) -> tuple[Step, ...]:
+        return (Step(shlex.join(["torchwise", "run", *flags, *words, *script.words]), purpose),)
+
+    if not recording.modules:
         return ()
-    flag, purpose = ("--apply", "run it by these plans") if tuned else ("--tune", "tune these modules")
-    words = ["torchwise", "run", flag, *(["--store", store] if store else []), *script.words]
-    return (Step(shlex.join(words), purpose),) if recording.modules else ()
+    if options is None or not any(module.plan for module in recording.modules):
+        return step("tune these modules", "--tune")
+    if any(module.speedup for module in recording.modules):
+        return step("run it by these plans", "--apply")
+    if "calls" not in options:
+        return step("if far more calls follow, as in a server", "--tune", "--calls", "1e6")
+    return ()
 
 
-def _apply(script: Script, store: str | None) -> int:
-    from torchwise.report import document as doc
-    from torchwise.runtime.program import StoredPlans
+def _apply(script: Script, store: str | None, report: Report) -> int:
+    from torchwise.report.recording import applied_document
+    from torchwise.runtime.program.decisions import explain_eager, read_decisions, stays_as_written
 
-    process, plans = os.getpid(), StoredPlans(script.name, store)
-    if not plans.count:
+    decisions = read_decisions(script.name, store)
+    if not decisions:
         raise InputError(
             f"the store has no plan for {script.name}: torchwise run --tune with the same program makes them"
         )
-    with plans:
+    process = os.getpid()
+    if stays_as_written(decisions):  # nothing stands between the program and its modules
         code = script.run()
-    if os.getpid() != process:
-        return code
-    rows = []
-    for name, component in plans.placed:
-        found = component.statistics
-        reasons = "; ".join(f"{count} × {reason}" for reason, count in found.original.items())
-        rows.append(doc.Row((name, found.plan, sum(found.original.values()), reasons or None, found.optimized)))
-    columns = (*doc.text_columns("module", "plan"), *doc.figure_columns("as written"), *doc.text_columns("because"))
-    blocks: tuple[doc.Block, ...] = (
-        *([doc.Table("Calls", (*columns, *doc.figure_columns("by the plan")), tuple(rows))] if rows else []),
-        *(doc.Text(note, "Note: ", doc.Tone.MUTED) for note in plans.notes),
-    )
-    _show(doc.Document(script.name, blocks, brand="Torchwise program"))
+        notes, rows = [explain_eager(name, newest) for name, (newest, *_) in decisions.items()], []
+    else:
+        from torchwise.runtime.program import StoredPlans
+
+        with StoredPlans(script.name, store) as plans:
+            code = script.run()
+        notes = list(plans.notes)
+        found = [(name, component.statistics) for name, component in plans.placed]
+        rows = [(name, one.plan, one.optimized, one.original) for name, one in found]
+    if os.getpid() == process:
+        report.show(applied_document(script.name, rows, notes))
     return code
-
-
-def _show(document: Document) -> None:
-    from rich.console import Console
-
-    from torchwise.report.terminal import render_terminal
-
-    sys.stdout.flush()
-    Console(stderr=True).print(render_terminal(document))

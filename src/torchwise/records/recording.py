@@ -44,6 +44,8 @@ class RecordedModule:
         plan: the plan it runs by, or None if it is not tuned.
         speedup: of that plan over eager.
         answer: of its search, or None if it is not tuned.
+        expected_calls: calls that the plan is meant for: those with inputs that it was tuned on.
+        net_saving_s: seconds that it is expected to save over those calls, minus the time of compiling.
         notes: what the reader must know, such as why it is not tuned.
     """
 
@@ -57,12 +59,13 @@ class RecordedModule:
     plan: str | None = None
     speedup: Interval | None = None
     answer: Answer | None = None
+    expected_calls: Count = 0
+    net_saving_s: float = 0.0
     notes: tuple[str, ...] = ()
 
-    def saved_s(self, speedup: float | None = None) -> float:
-        """Return the seconds that a speed-up, by default that of its plan, saves in a run like the recorded one."""
-        factor = speedup or (self.speedup.low if self.speedup and self.plan else 1.0)
-        return self.seconds * (1 - 1 / factor) if factor > 0 else 0.0
+    def saved_s(self, speedup: float) -> float:
+        """Return the seconds that a speed-up saves in a run like the recorded one."""
+        return self.seconds * (1 - 1 / speedup)
 
 
 @dataclass(frozen=True, slots=True)

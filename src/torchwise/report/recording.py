@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 from torchwise.records import format as show
 from torchwise.records.answer import Answer
 from torchwise.records.recording import RecordedModule, Recording
@@ -34,22 +37,24 @@ def sentence(recording: Recording) -> str:
         f"{recording.program} ran for {show.seconds(recording.seconds)}, {share} of it in "
         f"{show.pluralize(len(recording.modules), 'module')}"
     )
-    if any(module.plan is not None for module in recording.modules):
-        saved = sum(module.saved_s() for module in recording.modules)
-        if not saved:
-            return f"{text}. No plan is surely faster than eager."
-        return f"{text}. The plans save at least {show.seconds(saved)} of such a run."
-    return f"{text}."
+    tuned = [module for module in recording.modules if module.plan is not None]
+    if not tuned:
+        return f"{text}."
+    saved = sum(module.net_saving_s for module in tuned)
+    if not any(module.speedup for module in tuned):
+        return f"{text}. No plan pays: {'the notes say' if len(tuned) > 1 else 'the note says'} why."
+    return f"{text}. The plans save about {show.seconds(saved)} over the expected calls, compiling included."
 
 
 def _table(recording: Recording) -> doc.Table:
     is_tuned = any(module.plan is not None for module in recording.modules)
-    last = ("plan", "speed-up (95 %)", "saves") if is_tuned else (f"saves at {EXAMPLE}×",)
     columns = (
         *doc.text_columns("module"),
         *doc.figure_columns("share", "calls", "a call"),
-        *doc.text_columns("inputs", *last[:-1]),
-        *doc.figure_columns(last[-1]),
+        *doc.text_columns("inputs", *["plan"] * is_tuned),
+        *doc.figure_columns(
+            *(["speed-up (95 %)", "expected calls", "saves"] if is_tuned else [f"saves at {EXAMPLE}×"])
+        ),
     )
     rows = tuple(_row(recording, module, is_tuned=is_tuned) for module in recording.modules)
     return doc.Table("Modules", columns, rows, limit=MAX_ROWS, more="modules")
@@ -60,11 +65,10 @@ def _row(recording: Recording, module: RecordedModule, *, is_tuned: bool) -> doc
     figures = (show.percent(recording.share(module)), show.count(module.calls), show.seconds(average))
     last: tuple[str, ...] = (show.seconds(module.saved_s(EXAMPLE)),)
     if is_tuned:
-        last = (
-            _plan(module),
-            show.speedup(module.speedup),
-            show.seconds(module.saved_s()) if module.plan else show.NONE,
-        )
+        last = (_plan(module), *([show.NONE] * 3))
+    if module.speedup is not None:
+        saved = show.seconds(module.net_saving_s)
+        last = (_plan(module), show.speedup(module.speedup), show.count(module.expected_calls), saved)
     notes = tuple(map(show.one_line, module.notes))
     return doc.Row((module.name, *figures, _inputs(module), *last), name=module.name, notes=notes)
 
@@ -83,3 +87,26 @@ def _inputs(module: RecordedModule) -> str:
         texts.append(f"{one.inputs}{kind} × {show.count(one.calls)}")
     rest = len(module.inputs) - MAX_INPUTS
     return "; ".join([*texts, *([f"{show.pluralize(rest, 'further kind')}"] if rest > 0 else [])])
+
+
+def applied_document(
+    program: str, placed: Iterable[tuple[str, str | None, int, Mapping[Any, int]]], notes: Iterable[str]
+) -> doc.Document:
+    """Return the report of a run by stored plans.
+
+    Args:
+        program: its name.
+        placed: for each module with a plan its name, the plan, the calls that the plan answered, and the calls that the
+            original answered, by reason.
+        notes: why other modules ran as written.
+    """
+    rows = []
+    for name, plan, optimized, original in placed:
+        reasons = "; ".join(f"{count} × {reason}" for reason, count in original.items())
+        rows.append(doc.Row((name, plan, sum(original.values()), reasons or None, optimized)))
+    columns = (*doc.text_columns("module", "plan"), *doc.figure_columns("as written"), *doc.text_columns("because"))
+    blocks: tuple[doc.Block, ...] = (
+        *([doc.Table("Calls", (*columns, *doc.figure_columns("by the plan")), tuple(rows))] if rows else []),
+        *(doc.Text(show.one_line(note), "Note: ", doc.Tone.MUTED) for note in notes),
+    )
+    return doc.Document(program, blocks, brand="Torchwise program")

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -20,8 +20,10 @@ import torch
 from torchwise._torch.dispatch import is_transforming
 from torchwise._torch.modules import CallHook, answer_by_hook, set_call_hook
 from torchwise.compile import signature_of
+from torchwise.plan.workload_spec import Mode
 from torchwise.records import format as show
-from torchwise.records.recording import Kept, RecordedInputs, RecordedModule, Recording
+from torchwise.records.recording import Kept, Recording
+from torchwise.runtime.program.calls import Calls, Kind, device_type_of, record_event
 from torchwise.workload import pytree
 from torchwise.workload.module_state import State
 from torchwise.workload.stand_in import with_values, without_values
@@ -39,106 +41,6 @@ GRACE_S = 0.02
 """Seconds that looking at a module's calls may take in any case."""
 MAX_EVENTS = 64
 MAX_TEXTS = 4
-
-Key = tuple[Any, ...]
-
-
-@dataclass(slots=True)
-class Kind:
-    """Calls of one kind: inputs of one signature in one mode."""
-
-    key: Key
-    text: str
-    mode: str
-    autocast: torch.dtype | None
-    example: Example | None
-    kept: Kept
-    calls: int = 0
-    seconds: float = 0.0
-    events: list[tuple[Any, Any]] = field(default_factory=list)
-
-    def average_s(self) -> float:
-        """Return the mean time of a call. On a GPU that is the time between two events around the call."""
-        if self.events:
-            torch.cuda.synchronize()
-            return float(sum(begin.elapsed_time(end) for begin, end in self.events) / len(self.events) / 1e3)
-        return self.seconds / max(self.calls, 1)
-
-
-@dataclass(slots=True)
-class Calls:
-    """All calls of one module or function.
-
-    Attributes:
-        weakly: returns the module or function while it is alive.
-        held: the same, if it must stay alive for a search.
-        others: calls that were only counted and timed.
-    """
-
-    name: str
-    qualname: str
-    weakly: Callable[[], Any]
-    held: Any = None
-    parameters: int = 0
-    kinds: dict[Key, Kind] = field(default_factory=dict)
-    others: int = 0
-    others_s: float = 0.0
-    unlike: int = 0
-    looked_s: float = 0.0
-    notes: dict[str, None] = field(default_factory=dict)
-
-    @property
-    def live(self) -> Any:
-        """The module or function, or None if it is gone."""
-        return self.weakly()
-
-    @property
-    def calls(self) -> int:
-        """The number of all calls."""
-        return sum(kind.calls for kind in self.kinds.values()) + self.others
-
-    @property
-    def timed_s(self) -> float:
-        """Wall-clock time of all calls, which on a GPU may only be that of their launch."""
-        return sum(kind.seconds for kind in self.kinds.values()) + self.others_s
-
-    def seconds_of(self, kind: Kind) -> float:
-        """Return the time of all calls of a kind, those that were only counted in proportion."""
-        looked = sum(each.calls for each in self.kinds.values())
-        return kind.average_s() * kind.calls * (self.calls / looked if looked else 1.0)
-
-    @property
-    def seconds(self) -> float:
-        """The time of all calls."""
-        if any(kind.events for kind in self.kinds.values()):
-            return sum(map(self.seconds_of, self.kinds.values()))
-        return self.timed_s
-
-    def to_record(self) -> RecordedModule:
-        """Return what was recorded."""
-        looked = sum(kind.calls for kind in self.kinds.values()) or 1
-        shapes = [
-            RecordedInputs(
-                kind.text,
-                round(kind.calls * self.calls / looked),
-                self.seconds_of(kind),
-                "training" if kind.mode == "training" else "inference",
-                "" if kind.autocast is None else str(kind.autocast).removeprefix("torch."),
-                kind.kept,
-            )
-            for kind in sorted(self.kinds.values(), key=self.seconds_of, reverse=True)
-        ]
-        kind = "module" if self.parameters >= 0 else "function"
-        return RecordedModule(
-            self.name,
-            kind,  # type: ignore[arg-type]
-            self.calls,
-            self.seconds,
-            max(self.parameters, 0),
-            tuple(shapes),
-            self.unlike,
-            notes=tuple(self.notes),
-        )
 
 
 class CallRecorder:
@@ -206,7 +108,7 @@ class CallRecorder:
                 if calls is not None and calls.looked_s <= GRACE_S + OVERHEAD * calls.timed_s:
                     kind = self._look(calls, thing, args, kwargs)
             if kind is not None and len(kind.events) < MAX_EVENTS:
-                begin = _record_event(thing)
+                begin = record_event(thing)
         except Exception as error:  # inputs may be of any kind, and the program must not notice
             if calls is not None:
                 calls.notes[f"some inputs could not be recorded ({show.truncate(repr(error), 120)})"] = None
@@ -227,7 +129,7 @@ class CallRecorder:
                 return
             kind.calls += 1
             kind.seconds += seconds
-            if begin is not None and (end := _record_event()) is not None:
+            if begin is not None and (end := record_event()) is not None:
                 kind.events.append((begin, end))
 
     def _find(self, thing: Any) -> Calls | None:
@@ -255,7 +157,7 @@ class CallRecorder:
     def _look(self, calls: Calls, thing: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind | None:
         if is_transforming() or torch.compiler.is_compiling():
             return None
-        mode = "training" if _trains(thing, args, kwargs) else "inference"
+        mode: Mode = "training" if _trains(thing, args, kwargs) else "inference"
         autocast = autocast_dtype(thing)
         key = (signature_of(args, kwargs), mode, getattr(thing, "training", False), autocast)
         if (kind := calls.kinds.get(key)) is not None:
@@ -334,15 +236,6 @@ def autocast_dtype(thing: Any) -> torch.dtype | None:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
-def device_type_of(thing: Any) -> str:
-    """Return "cuda" if the first parameter of a module is there, or for a function if there is a GPU, else "cpu"."""
-    if isinstance(thing, torch.nn.Module):
-        first = next(thing.parameters(), None)
-        if first is not None:
-            return first.device.type
-    return "cuda" if torch.cuda.is_initialized() else "cpu"
-
-
 def describe_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Describe the tensors and objects that a call gets in a line: "float32[2, 8], mask bool[2]"."""
     texts = list(_texts(args, kwargs))
@@ -366,14 +259,3 @@ def _trains(thing: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if isinstance(thing, torch.nn.Module) and any(p.requires_grad for p in thing.parameters()):
         return True
     return any(tensor.requires_grad for tensor in pytree.tensors((args, kwargs)))
-
-
-def _record_event(thing: Any = None) -> Any:
-    """Record an event on the GPU, or return None without one, or if `thing` is not there."""
-    if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
-        return None
-    if thing is not None and device_type_of(thing) != "cuda":
-        return None
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event

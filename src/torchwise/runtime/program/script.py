@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import io
+import itertools
+import multiprocessing
 import os
 import sys
 import threading
 from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
+import torchwise
 from torchwise.errors import InputError
 
 INTERRUPTED = 130
+_OWN = tuple(
+    os.path.join(os.path.dirname(torchwise.__file__), *folder, "") for folder in (["runtime", "program"], ["_torch"])
+)
+"""Folders of the code that stands between the program and its modules."""
+_POOLS = {"concurrent.futures.thread": "_shutdown", "concurrent.futures.process": "_global_shutdown"}
+"""The modules of pools, with the flag of each that Python's end sets."""
 
 
 class Script:
@@ -23,6 +34,7 @@ class Script:
     Attributes:
         name: the name of its file, or of the module.
         words: the part of a command line that names it.
+        was_interrupted: whether Ctrl-C ended it.
     """
 
     def __init__(self, target: str, args: Sequence[str], *, is_module: bool) -> None:
@@ -32,14 +44,15 @@ class Script:
             InputError: there is no such file or module, or it is no Python program.
         """
         self._main = ModuleType("__main__")
-        self._main.__dict__["__builtins__"] = __builtins__
+        self._main.__dict__.update(__builtins__=builtins, __cached__=None)
         self._code = self._find_module(target) if is_module else self._read_file(target)
         self.name = target if is_module else Path(target).name
+        self.was_interrupted = False
         self.words = [*(["-m"] if is_module else []), target, *args]
         self._args = args
 
     def run(self) -> int:
-        """Run the program as `__main__`, wait for its threads, and return its exit code.
+        """Run the program as `__main__`, wait for its threads and children, and return its exit code.
 
         Its error is printed as Python prints it. `__main__` stays in place, as classes of the program live there.
         """
@@ -50,14 +63,12 @@ class Script:
             exec(self._code, vars(self._main))
         except SystemExit as error:
             code = error.code
-        except KeyboardInterrupt:
-            code = INTERRUPTED
         except BaseException as error:  # a program may raise anything, and ends by it
-            trace = error.__traceback__
-            error.__traceback__ = trace = trace.tb_next if trace else None  # without this function's own line
-            sys.excepthook(type(error), error, trace)
-            code = 1
-        _join_threads()
+            error.__traceback__ = _without_own_frames(error.__traceback__)
+            sys.excepthook(type(error), error, error.__traceback__)
+            code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+            self.was_interrupted = code == INTERRUPTED
+        _wait_for_others()
         return _exit_code(code)
 
     def _read_file(self, target: str) -> CodeType:
@@ -69,15 +80,16 @@ class Script:
         try:
             self._main.__file__ = os.path.abspath(target)  # as Python makes it
             with io.open_code(self._main.__file__) as stream:
-                code = compile(stream.read(), self._main.__file__, "exec")
+                code = compile(stream.read(), self._main.__file__, "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
             raise InputError(f"{target} is no Python program: {error}") from None
-        sys.path.insert(0, str(file.resolve().parent))
+        self._main.__loader__ = SourceFileLoader("__main__", self._main.__file__)
+        _search_in(str(file.resolve().parent))
         self._first_word = target
         return code
 
     def _find_module(self, target: str) -> CodeType:
-        sys.path.insert(0, os.getcwd())
+        _search_in(os.getcwd())
         try:
             spec = importlib.util.find_spec(target)
             if spec is not None and spec.submodule_search_locations is not None:
@@ -88,16 +100,52 @@ class Script:
         code: CodeType | None = loader.get_code(spec.name) if spec is not None and hasattr(loader, "get_code") else None
         if spec is None or code is None:
             raise InputError(f"module is {target!r}, but there is no such module with Python code: check PYTHONPATH")
-        self._main.__spec__, self._main.__file__, self._main.__package__ = spec, spec.origin, spec.parent
+        self._main.__spec__, self._main.__loader__ = spec, loader
+        self._main.__file__, self._main.__package__ = spec.origin, spec.parent
         self._first_word = spec.origin or target
         return code
 
 
-def _join_threads() -> None:
-    """Wait for threads as Python does at its end, so that their calls are recorded."""
-    for thread in threading.enumerate():
-        if thread is not threading.main_thread() and not thread.daemon and thread is not threading.current_thread():
+def _search_in(folder: str) -> None:
+    """Have imports look into a folder first, as Python does unless it was told not to."""
+    if not sys.flags.safe_path:
+        sys.path.insert(0, folder)
+
+
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback as the program alone would leave it."""
+    kept: list[TracebackType] = []
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_OWN):
+            kept.append(trace)
+        trace = trace.tb_next
+    for entry, following in itertools.zip_longest(kept, kept[1:]):
+        entry.tb_next = following
+    return kept[0] if kept else None
+
+
+def _wait_for_others() -> None:
+    """Wait for threads and child processes as Python does at its end, so that their calls are recorded."""
+    _end_pools()
+    while threads := [one for one in threading.enumerate() if _is_waited_for(one)]:
+        for thread in threads:
             thread.join()
+    for child in multiprocessing.active_children():
+        if not child.daemon:
+            child.join()
+
+
+def _is_waited_for(thread: threading.Thread) -> bool:
+    return not thread.daemon and thread not in (threading.main_thread(), threading.current_thread())
+
+
+def _end_pools() -> None:
+    """End the threads of pools, which wait for work forever, as Python does. New pools work as before."""
+    for name, flag in _POOLS.items():
+        pool = sys.modules.get(name)
+        if pool is not None and hasattr(pool, "_python_exit"):
+            pool._python_exit()
+            setattr(pool, flag, False)
 
 
 def _exit_code(code: Any) -> int:

@@ -14,18 +14,23 @@ from torchwise._torch.modules import CallHook, set_call_hook
 from torchwise.plan.workload_spec import LIVE
 from torchwise.records import Decision
 from torchwise.runtime.components.component import Component
+from torchwise.runtime.program.decisions import explain_eager, read_decisions
 from torchwise.runtime.program.placement import config_of, place_decision, workload_of
 from torchwise.runtime.program.recorder import autocast_dtype, original_of, watched_compile
 from torchwise.runtime.staleness import stale_because
-from torchwise.store import open_storage
 
 logger = logging.getLogger("torchwise")
 
 
+def name_of(thing: Any) -> str:
+    """Return the name of a module's class, or of a function."""
+    original = original_of(thing)
+    return getattr(original, "__qualname__", None) or type(original).__qualname__
+
+
 def target_of(program: str, thing: Any) -> str:
     """Return the name in the store of a module or function of a program."""
-    original = original_of(thing)
-    return f"{LIVE}{program}/{getattr(original, '__qualname__', None) or type(original).__qualname__}"
+    return f"{LIVE}{program}/{name_of(thing)}"
 
 
 class StoredPlans:
@@ -44,20 +49,11 @@ class StoredPlans:
         """
         self.placed: list[tuple[str, Component]] = []
         self.notes: dict[str, None] = {}
-        self._program, self._store = program, store
+        self._store = store
         self._seen: dict[int, weakref.ref[Any]] = {}
-        self._decisions: dict[str, list[Decision]] = {}
+        self._decisions = read_decisions(program, store)
         self._former: CallHook | None = None
         self._compile: Any = None
-        with open_storage(store, existing=True) as storage:
-            for decision in storage.decisions():
-                if decision.workload.target.startswith(f"{LIVE}{program}/"):
-                    self._decisions.setdefault(decision.workload.target, []).append(decision)
-
-    @property
-    def count(self) -> int:
-        """The number of decisions for this program."""
-        return sum(map(len, self._decisions.values()))
 
     def __enter__(self) -> Self:
         self._former = set_call_hook(self._answer)
@@ -72,8 +68,9 @@ class StoredPlans:
         known = self._seen.get(id(thing))
         if known is None or known() is not thing:
             self._seen[id(thing)] = weakref.ref(thing, functools.partial(self._forget, id(thing)))
-            if (decisions := self._decisions.get(target_of(self._program, thing))) is not None:
-                component = self._place(thing, decisions)
+            name = name_of(thing)
+            if (decisions := self._decisions.get(name)) is not None:
+                component = self._place(thing, name, decisions)
                 if component is not None:
                     return component.answer(run, args, kwargs)
         return run(*args, **kwargs)
@@ -81,8 +78,7 @@ class StoredPlans:
     def _forget(self, key: int, _reference: object) -> None:
         self._seen.pop(key, None)
 
-    def _place(self, thing: Any, decisions: list[Decision]) -> Component | None:
-        name = target_of(self._program, thing).rpartition("/")[2]
+    def _place(self, thing: Any, name: str, decisions: list[Decision]) -> Component | None:
         try:
             config = config_of(autocast_dtype(thing), self._store)
             workload = workload_of(thing, config)
@@ -91,7 +87,7 @@ class StoredPlans:
                 if (stale := stale_because(workload, decision)) is None:
                     component = place_decision(thing, name, decision, config)
                     if component is None:
-                        self.notes[f"{name} runs as written: {decision.reason}"] = None
+                        self.notes[explain_eager(name, decision)] = None
                     else:
                         self.placed.append((name, component))
                     return component

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, Unpack
 import torch
 
 from torchwise.errors import InputError, TorchwiseError
-from torchwise.plan.workload_spec import LIVE, TuneKeywords, TuneOptions
+from torchwise.plan.workload_spec import DEFAULT_CALLS, LIVE, TuneKeywords, TuneOptions
 from torchwise.records import format as show
 from torchwise.records.codec import to_builtins
 from torchwise.records.recording import RecordedModule, Recording
@@ -19,8 +19,9 @@ from torchwise.report.recording import recording_document
 from torchwise.runtime.api import Study, make_request, search
 from torchwise.runtime.components.component import Component
 from torchwise.runtime.components.program import is_component
+from torchwise.runtime.program.calls import Calls, Kind
 from torchwise.runtime.program.placement import config_of, place_decision, take_away, workload_of
-from torchwise.runtime.program.recorder import CallRecorder, Calls, Kind, list_examples
+from torchwise.runtime.program.recorder import CallRecorder, list_examples
 from torchwise.runtime.program.stored import target_of
 from torchwise.runtime.served import unwrap
 from torchwise.study import Request
@@ -188,16 +189,26 @@ def check_options(options: TuneKeywords) -> None:
 
 
 def tune_recorded(
-    recorder: CallRecorder, program: str, options: TuneKeywords, returned: Any = None, *, places: bool = True
+    recorder: CallRecorder,
+    program: str,
+    options: TuneKeywords,
+    returned: Any = None,
+    *,
+    places: bool = True,
+    calls: float | None = DEFAULT_CALLS,
 ) -> TunedProgram:
     """Tune the modules that matter in a recording, and put their plans in place if `places`.
 
-    A module that cannot be tuned stays as it is, and its record says why.
+    A module that cannot be tuned stays as it is, and its record says why. `calls` are those of the module with the most
+    time, unless the options name them, and the others get theirs in proportion. None stands for those of the recording.
     """
     recording = recorder.to_record(program)
     records = {record.name: record for record in recording.modules}
     modules = [TunedModule(calls, records[calls.name]) for calls in recorder.ranked()]
     chosen = select(modules, recording)
+    calls = options.get("calls", calls)
+    scale = 1.0 if calls is None or not chosen else calls / chosen[0].record.calls
+    scale *= options.get("restarts", 1) if calls is None else 1
     end = None if options.get("budget") is None else time.monotonic() + float(options["budget"] or 0)
     for number, module in enumerate(chosen):
         left_s = sum(one.record.seconds for one in chosen[number:])
@@ -206,7 +217,7 @@ def tune_recorded(
             _note(module, "the budget ended before it could be tuned")
             continue
         try:
-            _tune(module, program, options, budget, places=places)
+            _tune(module, program, {**options, "budget": budget}, scale, places=places)
         except TorchwiseError as error:
             _note(module, f"not tuned: {error}")
     return TunedProgram(recording, modules, returned)
@@ -247,23 +258,32 @@ def _contains(outer: Any, inner: Any) -> bool:
     return any(part is inner for part in outer.modules())
 
 
-def _tune(module: TunedModule, program: str, options: TuneKeywords, budget: float | None, *, places: bool) -> None:
+def _tune(module: TunedModule, program: str, options: TuneKeywords, scale: float, *, places: bool) -> None:
     calls = module.calls
     kinds, ignored = choose_kinds(calls)
     if ignored:
         _note(module, ignored)
     examples = list_examples(kinds, [kind.calls for kind in kinds])
-    tune_options, store, progress = _split({**options, "budget": budget})
+    expected = max(round(scale * sum(map(calls.count_of, kinds))), 1)
+    tune_options, store, progress = _split({**options, "calls": expected, "mode": kinds[0].mode})
     config = config_of(kinds[0].autocast, store)
     workload = workload_of(calls.live, config)
     name = target_of(program, calls.live)
-    request, sent = make_request(workload, None, None, examples, replace(tune_options, mode=kinds[0].mode), name)
+    request, sent = make_request(workload, None, None, examples, tune_options, name)
     module.study = study = search(request, sent, store, progress=progress)
     decision = study.decision
     if places:
         module.component = place_decision(calls.live, module.record.name, decision, config)
-    plan = str(decision.plan)
-    module.record = replace(module.record, plan=plan, speedup=decision.speedup, answer=decision.answer)
+    if decision.plan.is_eager:
+        _note(module, decision.reason)
+    module.record = replace(
+        module.record,
+        plan=str(decision.plan),
+        speedup=decision.speedup,
+        answer=decision.answer,
+        expected_calls=expected,
+        net_saving_s=decision.saved_s,
+    )
 
 
 def choose_kinds(calls: Calls) -> tuple[list[Kind], str]:

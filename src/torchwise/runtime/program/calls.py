@@ -1,0 +1,143 @@
+"""The recorded calls of one module or function, by kinds of inputs, and their times."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torchwise.plan.workload_spec import Mode
+from torchwise.records.recording import Kept, RecordedInputs, RecordedModule
+from torchwise.workload.workload import Example
+
+Key = tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class Kind:
+    """Calls of one kind: inputs of one signature in one mode."""
+
+    key: Key
+    text: str
+    mode: Mode
+    autocast: torch.dtype | None
+    example: Example | None
+    kept: Kept
+    calls: int = 0
+    seconds: float = 0.0
+    events: list[tuple[Any, Any]] = field(default_factory=list)
+
+    def average_s(self) -> float:
+        """Return the mean time of a call, or on a GPU the median time between two events around a call."""
+        with contextlib.suppress(RuntimeError):  # such as events of two devices
+            if self.events:
+                torch.cuda.synchronize()
+                times: list[float] = [begin.elapsed_time(end) for begin, end in self.events]
+                return statistics.median(times) / 1e3
+        return self.seconds / max(self.calls, 1)
+
+
+@dataclass(slots=True)
+class Calls:
+    """All calls of one module or function.
+
+    Attributes:
+        weakly: returns the module or function while it is alive.
+        held: the same, if it must stay alive for a search.
+        others: calls that were only counted and timed.
+    """
+
+    name: str
+    qualname: str
+    weakly: Callable[[], Any]
+    held: Any = None
+    parameters: int = 0
+    kinds: dict[Key, Kind] = field(default_factory=dict)
+    others: int = 0
+    others_s: float = 0.0
+    unlike: int = 0
+    looked_s: float = 0.0
+    notes: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def live(self) -> Any:
+        """The module or function, or None if it is gone."""
+        return self.weakly()
+
+    @property
+    def calls(self) -> int:
+        """The number of all calls."""
+        return sum(kind.calls for kind in self.kinds.values()) + self.others
+
+    @property
+    def timed_s(self) -> float:
+        """Wall-clock time of all calls, which on a GPU may only be that of their launch."""
+        return sum(kind.seconds for kind in self.kinds.values()) + self.others_s
+
+    def count_of(self, kind: Kind) -> float:
+        """Return the number of calls of a kind, those that were only counted in proportion."""
+        looked = sum(each.calls for each in self.kinds.values())
+        return kind.calls * self.calls / looked if looked else 0.0
+
+    def seconds_of(self, kind: Kind) -> float:
+        """Return the time of all calls of a kind, those that were only counted in proportion."""
+        return kind.average_s() * self.count_of(kind)
+
+    @property
+    def seconds(self) -> float:
+        """The time of all calls."""
+        if any(kind.events for kind in self.kinds.values()):
+            return sum(map(self.seconds_of, self.kinds.values()))
+        return self.timed_s
+
+    def to_record(self) -> RecordedModule:
+        """Return what was recorded."""
+        shapes = [
+            RecordedInputs(
+                kind.text,
+                round(self.count_of(kind)),
+                self.seconds_of(kind),
+                "training" if kind.mode == "training" else "inference",
+                "" if kind.autocast is None else str(kind.autocast).removeprefix("torch."),
+                kind.kept,
+            )
+            for kind in sorted(self.kinds.values(), key=self.seconds_of, reverse=True)
+        ]
+        kind = "module" if self.parameters >= 0 else "function"
+        return RecordedModule(
+            self.name,
+            kind,  # type: ignore[arg-type]
+            self.calls,
+            self.seconds,
+            max(self.parameters, 0),
+            tuple(shapes),
+            self.unlike,
+            notes=tuple(self.notes),
+        )
+
+
+def device_type_of(thing: Any) -> str:
+    """Return "cuda" if the first parameter of a module is there, or for a function if there is a GPU, else "cpu"."""
+    if isinstance(thing, torch.nn.Module):
+        first = next(thing.parameters(), None)
+        if first is not None:
+            return first.device.type
+    return "cuda" if torch.cuda.is_initialized() else "cpu"
+
+
+def record_event(thing: Any = None) -> Any:
+    """Record an event on the GPU, or return None without one, while a graph is captured, or if `thing` is elsewhere."""
+    if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+        return None
+    if thing is not None and device_type_of(thing) != "cuda":
+        return None
+    try:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+    except RuntimeError:  # the GPU failed: its error is the program's to meet
+        return None
+    return event
