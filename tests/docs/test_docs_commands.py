@@ -106,6 +106,7 @@ def test_what_the_command_line_does_not_know_is_found() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("where", "text"), [pair for pair in COMMANDS if why_only_read(pair[1]) is None])
 def test_the_command_runs(where: str, text: str, environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     assert run(shlex.split(text, comments=True), environment, tmp_path)
 
 
