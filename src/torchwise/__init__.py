@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torchwise.diagnose.trace import watch
     from torchwise.errors import (
         BaselineError,
+        BudgetError,
         GraphBreakError,
         InputError,
         InternalError,
@@ -52,6 +53,7 @@ _HOMES = {
     "Alert": "alerts",
     "Analysis": "diagnose.analyze",
     "BaselineError": "errors",
+    "BudgetError": "errors",
     "GraphBreakError": "errors",
     "CompileConfig": "runtime.components",
     "CompileManager": "runtime.components",
@@ -101,6 +103,7 @@ __all__ = [
     "Alert",
     "Analysis",
     "BaselineError",
+    "BudgetError",
     "CompileConfig",
     "CompileManager",
     "Decision",

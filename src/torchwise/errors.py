@@ -9,6 +9,7 @@
     │   ├── PlanError         a plan combines incompatible choices
     │   └── StorageError      the store cannot be opened, read or written
     ├── BaselineError         the model itself fails on its own inputs   (exit code 3)
+    ├── BudgetError           the budget ends before there is a result   (exit code 4)
     ├── GraphBreakError       the model is no single graph, which was asked for
     ├── InternalError         Torchwise fails, but the model does not
     ├── UnsupportedError      this torch or machine lacks a feature
@@ -67,6 +68,12 @@ class BaselineError(TorchwiseError):
     """The original model fails on its own example inputs, so there is no baseline."""
 
     exit_code = 3
+
+
+class BudgetError(TorchwiseError):
+    """The budget of a command is spent before there is any result. So nothing is known, as in an inconclusive one."""
+
+    exit_code = 4
 
 
 class GraphBreakError(TorchwiseError):

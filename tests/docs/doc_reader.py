@@ -30,7 +30,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
         (torchwise, "tune", {"plans": [ONE_THREAD], "effort": "quick"}),
         (torchwise, "optimize", {"plans": [ONE_THREAD], "effort": "quick"}),
         (torchwise, "analyze", {"plan": "eager", "effort": "quick"}),
-        (torchwise, "explain", {"budget": 0.0}),
+        (torchwise, "explain", {"fixes": False}),
         (bucketing, "fit", {"plans": [ONE_THREAD], "effort": "quick"}),
     ):
         monkeypatch.setattr(module, name, override_keywords(getattr(module, name), changes))

@@ -118,9 +118,7 @@ def test_nothing_is_excused_in_vain() -> None:
 @pytest.mark.slow
 def test_the_tutorials_command_names_the_line(environment: dict[str, str], tmp_path: Path) -> None:
     told = tmp_path / "explained.json"
-    run(
-        ["torchwise", "explain", "examples/slow_model.py:make", "--budget", "0", "--json", str(told)], environment, ROOT
-    )
+    run(["torchwise", "explain", "examples/slow_model.py:make", "--no-fixes", "--json", str(told)], environment, ROOT)
     source = (ROOT / "examples" / "slow_model.py").read_text().splitlines()
     breaks = [finding for finding in json.loads(told.read_text())["findings"] if finding["kind"] == "graph break"]
     places = [place for finding in breaks for place in finding["places"]]

@@ -49,7 +49,7 @@ class Asking(Small):
 
 
 def explain_model(model: torch.nn.Module, *args: torch.Tensor, **options: object) -> Explanation:
-    return explain(model.cuda().eval(), args, budget=30, **options)  # type: ignore[arg-type]
+    return explain(model.cuda().eval(), args, budget=150, **options)  # type: ignore[arg-type]
 
 
 def test_kernels_are_timed_by_the_device_and_held_against_the_roofline() -> None:

@@ -18,7 +18,7 @@ from torchwise.bench import run as bench_run
 from torchwise.bench.contenders import BUILT_IN, DEFAULT, load_contenders
 from torchwise.bench.contenders.contender import Setting
 from torchwise.bench.request import ContenderJob
-from torchwise.errors import BaselineError, InputError, TargetError
+from torchwise.errors import BaselineError, BudgetError, InputError, TargetError
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.records import Costs, Outcome, codec
@@ -175,6 +175,52 @@ def test_a_budget_that_is_spent_starts_nothing_more(monkeypatch: pytest.MonkeyPa
     assert heard.targets == [(ONE, 1, 2)]
     monkeypatch.setattr("torchwise.bench.run.time.monotonic", time.monotonic)
     assert len(run_benchmark(a_request(ONE, TWO), workers, Heard(), done).rows) == 2 * len(THREE)
+
+
+def test_a_row_that_the_budget_ends_is_left_open_and_done_by_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("torchwise.bench.run.time.monotonic", lambda: now[0])
+    notes: list[str] = []
+
+    def pass_time(job: str) -> None:
+        now[0] += 10.0 if job == f"{ONE} default" else 0.0
+
+    class Notes(Heard):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    workers = Workers(after=pass_time, contends={"default": HANG})
+    done = run_benchmark(a_request(ONE, TWO, budget_s=5.0), workers, Notes())
+    assert [row.contender for row in done.rows] == ["eager"]
+    assert notes == [
+        f"the budget of 5 s is spent, and default is not timed on {ONE}: it ended in stage 'compile'. Give a larger "
+        "budget"
+    ]
+    assert len(run_benchmark(a_request(ONE), Workers(), Heard(), done).rows) == len(THREE)
+
+
+def test_a_budget_that_ends_before_any_row_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("torchwise.bench.run.time.monotonic", lambda: now[0])
+
+    class Profiles(Workers):
+        def run(self, job: Any, limits: Any, on_stage: Any) -> Any:
+            now[0] += limits.end_s
+            return HANG
+
+    with pytest.raises(BudgetError, match="the budget of 5 s is spent, and no row is finished"):
+        run_benchmark(a_request(ONE, TWO, budget_s=5.0), Profiles(), Heard())
+
+
+def test_a_search_that_the_budget_ended_is_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("torchwise.bench.run.time.monotonic", lambda: now[0])
+
+    def search(*_given: Any, **_named: Any) -> None:
+        now[0] += 10.0
+
+    monkeypatch.setattr("torchwise.bench.run.run_study", search)
+    assert list(run(Workers(), contenders=("eager", "torchwise"), budget_s=5.0)) == ["eager"]
 
 
 def test_hardware_that_cannot_be_measured_costs_only_the_roofline() -> None:

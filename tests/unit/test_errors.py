@@ -15,6 +15,8 @@ from builders import a_study
 from torchwise import cli, errors
 from torchwise.errors import (
     BaselineError,
+    BudgetError,
+    GraphBreakError,
     InputError,
     InternalError,
     NoEffectError,
@@ -40,6 +42,8 @@ EXIT_CODES = {
     PlanError: 2,
     StorageError: 2,
     BaselineError: 3,
+    BudgetError: 4,
+    GraphBreakError: 1,
     InternalError: 1,
     UnsupportedError: 1,
     NoEffectError: 1,

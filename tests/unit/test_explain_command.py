@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,10 @@ import typer
 from typer.testing import CliRunner
 
 from explain_samples import explanation, make_finding, price
-from torchwise.cli.explain import BUDGET_S
 from torchwise.cli.explain import explain as command
 from torchwise.diagnose import explain as explaining
 from torchwise.diagnose.explain import Inquiry, explain
-from torchwise.errors import InputError, PlanError, TargetError, UnsupportedError
+from torchwise.errors import BudgetError, InputError, PlanError, TargetError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.records import Failure, FailureKind
 from torchwise.trial import Limits
@@ -29,10 +30,11 @@ class Told:
 
     def __init__(self, answer: str | Failure | None = None) -> None:
         self.inquiry: Inquiry | None = None
+        self.limits: Limits | None = None
         self._answer = answer or explanation(make_finding(found=price(1e-6))).to_json()
 
     def run(self, job: Any, limits: Limits, on_stage: Callable[[str], None]) -> str | Failure:
-        self.inquiry = job
+        self.inquiry, self.limits = job, limits
         on_stage("compile")
         return self._answer
 
@@ -63,7 +65,34 @@ def test_a_worker_that_dies_is_an_answer_that_names_the_way_on() -> None:
         explain("model.py:factory", device="cpu", launcher=told)
 
 
-@pytest.mark.parametrize("budget", [-1, float("nan")])
+def test_a_budget_is_for_the_whole_command_with_the_fixes_in_it() -> None:
+    told, begun = Told(), time.monotonic()
+    explain("model.py:factory", device="cpu", budget=30.0, launcher=told)
+    assert told.limits is not None
+    assert told.inquiry is not None
+    assert 0 < told.limits.end_s <= 30
+    assert begun + 30 <= told.inquiry.end <= time.monotonic() + 30
+    assert told.inquiry.fixes_s == 30
+
+
+def test_without_a_budget_only_fixes_have_a_limit_and_they_can_be_left_out() -> None:
+    told = Told()
+    explain("model.py:factory", device="cpu", launcher=told)
+    assert told.inquiry is not None
+    assert (told.inquiry.fixes_s, told.inquiry.end) == (explaining.FIXES_S, math.inf)
+    explain("model.py:factory", device="cpu", fixes=False, launcher=told)
+    assert told.inquiry.fixes_s == 0
+
+
+def test_a_budget_that_ends_before_the_run_is_measured_says_so() -> None:
+    told = Told(Failure(FailureKind.INTERFERED, "load", "waited 9 s for another Torchwise process"))
+    with pytest.raises(
+        BudgetError, match=r"the budget of 9 s is spent, and model.py:factory is not explained: .*'load'"
+    ):
+        explain("model.py:factory", device="cpu", budget=9, launcher=told)
+
+
+@pytest.mark.parametrize("budget", [-1, 0, float("nan")])
 def test_a_budget_below_nothing_is_refused(budget: float) -> None:
     with pytest.raises(InputError, match="budget is"):
         explain("model.py:factory", device="cpu", budget=budget, launcher=Told())
@@ -113,10 +142,6 @@ def test_what_to_type_next_names_the_store_that_was_given(tmp_path: Path, monkey
 )
 def test_bad_input_is_refused_before_anything_runs(words: tuple[str, ...], error: type[Exception]) -> None:
     assert isinstance(run_command(*words).exception, error)
-
-
-def test_the_budget_of_the_command_is_that_of_the_function() -> None:
-    assert BUDGET_S == explaining.BUDGET_S
 
 
 def test_asking_loads_no_torch() -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 from torch import nn
 
 from consistency import check_explanation
+from torchwise.diagnose import explain as explaining
 from torchwise.diagnose.evidence import CAPTURE, EXECUTION, GENERATION
 from torchwise.diagnose.explain import explain
 from torchwise.errors import BaselineError, PlanError
@@ -41,7 +42,7 @@ class Branching(nn.Module):
 
 @pytest.mark.slow
 def test_a_break_is_found_with_its_place_and_price(tmp_path: Path) -> None:
-    told = explain(Branching(), (torch.ones(64),), artifacts=tmp_path, budget=60)
+    told = explain(Branching(), (torch.ones(64),), artifacts=tmp_path)
     check(told)
     (found,) = [one for one in told.findings if one.kind == "graph break"]
     assert found.places[0].file == __file__
@@ -73,8 +74,9 @@ class Counting(nn.Module):
 
 
 @pytest.mark.slow
-def test_what_is_given_up_comes_first_with_a_fix_that_was_seen_to_help() -> None:
-    told = explain(Counting(), (torch.ones(512, 512),), budget=3)
+def test_what_is_given_up_comes_first_with_a_fix_that_was_seen_to_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explaining, "FIXES_S", 3.0)
+    told = explain(Counting(), (torch.ones(512, 512),))
     check(told)
     (found,) = [one for one in told.findings if one.kind == "recompile"]
     assert "PyTorch now runs it in eager on every call" in found.title
@@ -106,7 +108,7 @@ class Layers(nn.Module):
 
 @pytest.mark.slow
 def test_operators_that_are_made_of_others_have_their_flops() -> None:
-    told = explain(Layers().eval(), (torch.randn(4, 16, 64),), plan=EAGER, budget=1)
+    told = explain(Layers().eval(), (torch.randn(4, 16, 64),), plan=EAGER, fixes=False)
     check(told)
     flops = {kernel.name: kernel.flops for kernel in told.kernels if kernel.flops}
     assert {"aten::conv1d", "aten::lstm", "aten::_transformer_encoder_layer_fwd"} <= flops.keys()

@@ -20,6 +20,7 @@ SURFACE = [
     "Alert",
     "Analysis",
     "BaselineError",
+    "BudgetError",
     "CompileConfig",
     "CompileManager",
     "Decision",

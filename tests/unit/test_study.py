@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from torchwise import environment
-from torchwise.errors import BaselineError, GraphBreakError, InputError, UnsupportedError
+from torchwise.errors import BaselineError, BudgetError, GraphBreakError, InputError, UnsupportedError
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
@@ -34,6 +34,7 @@ from torchwise.records import (
     codec,
 )
 from torchwise.records.listener import Listener
+from torchwise.records.reasons import why
 from torchwise.records.trial import WAITING
 from torchwise.store import Storage, open_storage
 from torchwise.study import Caches, Request, run_study
@@ -239,9 +240,9 @@ def test_a_budget_holds_the_whole_command(storage: Storage, spent_clock: Any, wa
     run_study(request(plans=(INDUCTOR,), budget_s=100, wait=wait), storage, table, Listener())
     assert table.list_tried() == [INDUCTOR]
     profiled, tried = heard[:2]
-    assert profiled.wait_s == (math.inf if wait else 100)
+    assert profiled.end_s == (math.inf if wait else 100)
     assert tried.time_s == pytest.approx(least, abs=1e-6)
-    assert tried.wait_s == pytest.approx(math.inf if wait else least)
+    assert tried.end_s == pytest.approx(math.inf if wait else least)
 
 
 def test_a_trial_that_waited_too_long_is_tried_again(storage: Storage, table: Table) -> None:
@@ -253,13 +254,106 @@ def test_a_trial_that_waited_too_long_is_tried_again(storage: Storage, table: Ta
     assert study.decision.plan == INDUCTOR
 
 
-def test_a_model_that_waits_to_be_profiled_beyond_the_budget_is_no_failure_of_the_model(storage: Storage) -> None:
-    class Waits(Table):
-        def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
-            return Failure(FailureKind.INTERFERED, "load", "waited 10 s for another Torchwise process")
+class Profiles(Table):
+    """Profiles for as long as it may, and waits before that."""
 
-    with pytest.raises(UnsupportedError, match=r"the budget is spent, and the model is not profiled.*--wait"):
-        run_study(request(budget_s=10), storage, Waits(), Listener())
+    def __init__(self, clock: Any, waits_s: float, kind: FailureKind) -> None:
+        super().__init__()
+        self.clock, self.waits_s, self.kind = clock, waits_s, kind
+
+    def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
+        self.ran.append((job.task, job.plan))
+        for stage, seconds in ((WAITING, self.waits_s), ("profile", limits.time_s - self.waits_s)):
+            on_stage(stage)
+            self.clock.now += seconds
+        return Failure(self.kind, "profile", "passed its limit")
+
+
+class ProfilesForAll(Table):
+    """Answers when the time of the inspection is just over."""
+
+    def __init__(self, clock: Any) -> None:
+        super().__init__()
+        self.clock = clock
+        self.known[INDUCTOR] = (2.0, 10.0, GOOD)
+
+    def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
+        self.clock.now += limits.time_s if job.task == "inspect" else 0
+        return super().run(job, limits, on_stage)
+
+
+@pytest.mark.parametrize("kind", [FailureKind.INTERFERED, FailureKind.TIMED_OUT])
+def test_profiling_ends_with_the_budget_which_is_no_failure_of_the_model(
+    storage: Storage, spent_clock: Any, kind: FailureKind
+) -> None:
+    table = Profiles(spent_clock, 8.0, kind)
+    with pytest.raises(BudgetError) as left:
+        run_study(request(budget_s=10), storage, table, Listener())
+    assert str(left.value) == (
+        "the budget of 10 s is spent, of which 8.00 s went by waiting for another Torchwise process (--wait, or "
+        "wait=True, does not count that), and the model is not profiled: it ended in stage 'profile'. Give a larger "
+        "budget"
+    )
+    assert spent_clock.now == 10
+    assert [task for task, _ in table.ran] == ["inspect"], "no worker is started after that"
+
+
+def test_a_model_that_takes_longer_than_profiling_may_has_failed_and_not_the_budget(
+    storage: Storage, spent_clock: Any
+) -> None:
+    with pytest.raises(BaselineError):
+        run_study(request(budget_s=1e6), storage, Profiles(spent_clock, 0.0, FailureKind.TIMED_OUT), Listener())
+
+
+def test_a_plan_that_the_budget_ended_is_tried_by_the_next_search(storage: Storage, spent_clock: Any) -> None:
+    class Slow(Table):
+        def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
+            if job.task != "try":
+                return super().run(job, limits, on_stage)
+            on_stage("compile")
+            spent_clock.now += limits.time_s
+            return Failure(FailureKind.TIMED_OUT, "compile", "passed its limit of 10 s")
+
+    study = run_study(request(plans=(INDUCTOR,), budget_s=10), storage, Slow(), Listener())
+    (trial,) = study.trials
+    assert why(trial, study) == "not tried to the end, but ended in compile: the budget of 10 s is spent"
+    assert study.excluded == ("whatever else: the budget of 10 s is spent",)
+    table = Table()
+    table.known[INDUCTOR] = (2.0, 10.0, GOOD)
+    study = run_study(request(plans=(INDUCTOR,)), storage, table, Listener())
+    assert study.decision is not None
+    assert study.decision.plan == INDUCTOR
+
+
+def test_a_further_process_that_the_budget_ended_takes_nothing_from_a_verified_plan(
+    storage: Storage, spent_clock: Any
+) -> None:
+    class Ends(Table):
+        def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
+            if job.task != "warm":
+                return super().run(job, limits, on_stage)
+            spent_clock.now += limits.time_s
+            return Failure(FailureKind.TIMED_OUT, "warm compile", "passed its limit")
+
+    table = Ends()
+    table.known[INDUCTOR] = (2.0, 10.0, GOOD)
+    study = run_study(request(plans=(INDUCTOR,), budget_s=10), storage, table, Listener())
+    assert study.decision is not None
+    assert study.decision.plan == INDUCTOR
+    assert study.decision.warm_s is None
+
+
+def test_the_time_before_a_study_counts_too(storage: Storage, spent_clock: Any) -> None:
+    spent_clock.now = 100.0
+    heard: list[Limits] = []
+
+    class Hears(Table):
+        def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
+            heard.append(limits)
+            return super().run(job, limits, on_stage)
+
+    run_study(request(plans=(INDUCTOR,), budget_s=10, begun=93.0), storage, Hears(), Listener())
+    assert heard[0].end_s == pytest.approx(3.0)
 
 
 def test_looking_at_the_model_is_time_spent_and_no_part_of_the_time_of_an_effort(
@@ -479,8 +573,9 @@ def test_a_stale_plan_that_cannot_pay_now_is_not_tried(storage: Storage, table: 
     assert INDUCTOR not in table.list_tried()
 
 
-def test_a_search_that_its_budget_ended_goes_on_when_asked_again(storage: Storage, table: Table) -> None:
-    run_study(request(budget_s=1e-9), storage, table, Listener())
+def test_a_search_that_its_budget_ended_goes_on_when_asked_again(storage: Storage, spent_clock: Any) -> None:
+    table = ProfilesForAll(spent_clock)
+    run_study(request(budget_s=10), storage, table, Listener())
     study = run_study(request(), storage, table, Listener())
     assert study.decision is not None
     assert study.decision.plan == INDUCTOR
@@ -557,8 +652,9 @@ def test_a_plain_model_that_fails_ends_the_study(storage: Storage) -> None:
     assert storage.list_studies() == []
 
 
-def test_the_budget_ends_the_search_and_says_so(storage: Storage, table: Table) -> None:
-    study = run_study(request(budget_s=1e-9), storage, table, Listener())
+def test_the_budget_ends_the_search_and_says_so(storage: Storage, spent_clock: Any) -> None:
+    table = ProfilesForAll(spent_clock)
+    study = run_study(request(budget_s=10), storage, table, Listener())
     assert table.list_tried() == []
     assert study.state is StudyState.DECIDED
     assert any("budget" in line for line in study.excluded)

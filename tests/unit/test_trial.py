@@ -9,9 +9,11 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 import types
 from dataclasses import replace
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,13 @@ def test_a_hang_is_ended_at_the_limit_with_all_its_children(launcher: ProcessLau
     assert all("forkserver" in name or "resource_tracker" in name for name in names), names
 
 
+def test_a_hang_is_ended_with_the_command_that_asked_for_it(launcher: ProcessLauncher) -> None:
+    failure = launcher.run(replace(job("hangs"), plan=BAD), Limits(60, 8 * GIB, end_s=3), lambda stage: None)
+    assert isinstance(failure, Failure)
+    assert failure.kind is FailureKind.TIMED_OUT
+    assert "passed its limit of 3 s" in failure.message
+
+
 def test_a_compile_time_out_ends_a_candidate_that_compiles_for_ever(launcher: ProcessLauncher) -> None:
     start, limits = time.monotonic(), Limits(60, 8 * GIB, compile_s=1)
     trial = try_plan(launcher, job("hangs"), Trial(0, BAD, TrialState.RUNNING), limits, lambda stage: None)
@@ -120,6 +129,33 @@ def test_a_worker_finds_the_line_where_the_graph_breaks(launcher: ProcessLaunche
     ) as found:
         require_full_graph(launcher, asked, Limits(60, 8 * GIB), lambda stage: None)
     assert found.value.exit_code == 1
+
+
+def test_a_server_that_is_not_ready_in_time_holds_nobody_up(
+    launcher: ProcessLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading PyTorch may take longer than a short budget on a busy machine. The worker then ends by itself."""
+    ready, real = threading.Event(), forkserver.read_signed
+    begun: list[int] = []
+
+    def read_late(sentinel: int) -> int:
+        ready.wait(20)
+        begun.append(real(sentinel))
+        return begun[0]
+
+    monkeypatch.setattr(forkserver, "read_signed", read_late)
+    begin = time.monotonic()
+    failure = launcher.run(job("wrong"), Limits(60, 8 * GIB, end_s=0.3), lambda stage: None)
+    assert time.monotonic() - begin < 10
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.stage) == (FailureKind.TIMED_OUT, "start")
+    assert sys.modules["__main__"] is MAIN
+    ready.set()
+    end = time.monotonic() + 30
+    while time.monotonic() < end and (not begun or psutil.pid_exists(begun[0])):
+        time.sleep(0.05)
+    assert begun
+    assert not psutil.pid_exists(begun[0])
 
 
 def test_a_memory_hog_is_ended_before_it_hurts_anybody(launcher: ProcessLauncher) -> None:

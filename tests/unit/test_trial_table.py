@@ -109,6 +109,11 @@ def test_a_trial_of_eager_itself_is_the_baseline_and_no_candidate() -> None:
         (FailureKind.RAISED, "ValueError: two\nlines", "raised an error in compile: ValueError: two lines"),
         (FailureKind.OUT_OF_MEMORY, "2 GiB asked", "out of memory in compile: 2 GiB asked"),
         (FailureKind.UNSUPPORTED, "no Triton", "not supported here: no Triton"),
+        (
+            FailureKind.OUT_OF_BUDGET,
+            "the budget of 30 s is spent",
+            "not tried to the end, but ended in compile: the budget of 30 s is spent",
+        ),
     ],
 )
 def test_each_failure_has_its_sentence(kind: FailureKind, message: str, sentence: str) -> None:

@@ -38,7 +38,7 @@ class BenchRequest:
         calls: expected number of calls, for Torchwise's decision.
         allow: the loosest numerics that Torchwise may use.
         limit_s: time limit for one contender on one target.
-        budget_s: seconds after which no further contender starts, or None for no limit.
+        budget_s: seconds of the whole benchmark, or None for no limit. A row that they end is left open.
         warm: whether to measure the first call with warm caches, too, in a second process.
         plans: plans for Torchwise to choose from without a search, or empty for a search.
         cold: whether to time contenders with cold processor caches, too.

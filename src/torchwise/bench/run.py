@@ -19,11 +19,11 @@ from typing import TypeVar
 from torchwise import environment
 from torchwise.bench.contenders import Contender, Setting, find
 from torchwise.bench.request import BenchRequest, ContenderJob, HardwareSurvey
-from torchwise.errors import BaselineError, InputError, InternalError
+from torchwise.errors import BaselineError, BudgetError, InputError, InternalError
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS, EffortProfile
 from torchwise.plan.workload_spec import WorkloadSpec
-from torchwise.records import Failure, Measurement, WorkerStage
+from torchwise.records import Failure, FailureKind, Measurement, WorkerStage
 from torchwise.records.benchmark import EAGER, TORCHWISE, Benchmark, Peaks, Performance, Row, RowState, rivals_of
 from torchwise.records.listener import Listener
 from torchwise.records.processes import is_plain
@@ -31,8 +31,10 @@ from torchwise.records.reasons import why
 from torchwise.records.scale import Scale, ScaledRow, may_be_faster, scale_of
 from torchwise.records.statistics import Interval
 from torchwise.study import Caches, run_study
-from torchwise.trial import Job, Launcher, Limits, ask_worker, inspect_workload, own_caches
+from torchwise.trial import Budget, Job, Launcher, Limits, Stopwatch, ask_worker, inspect_workload, own_caches
+from torchwise.trial.error_origin import make_budget_error
 from torchwise.trial.job import Restart
+from torchwise.trial.launcher import OnStage
 
 T = TypeVar("T")
 
@@ -40,8 +42,8 @@ T = TypeVar("T")
 class _SearchListener(Listener):
     """Forwards the progress of a search to a benchmark's listener."""
 
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
+    def __init__(self, listener: Listener, stage: OnStage) -> None:
+        self._listener, self._stage = listener, stage
 
     def start_trial(self, number: int, plan: Plan, reason: str) -> None:  # noqa: ARG002 - too long for a line
         self._listener.start_step(f"{TORCHWISE}: trial {number}: {plan}")
@@ -50,7 +52,7 @@ class _SearchListener(Listener):
         self._listener.start_step(f"{TORCHWISE}: {plan} against {rival}")
 
     def stage(self, name: str) -> None:
-        self._listener.stage(name)
+        self._stage(name)
 
 
 def run_benchmark(
@@ -93,33 +95,36 @@ class _Loop:
         benchmark: Benchmark,
     ) -> None:
         self._request = request
-        self._launcher = launcher
+        self._budget = Budget(request.budget_s or math.inf, Stopwatch(listener.stage))
+        self._launcher = self._budget.limit(launcher)
         self._listener = listener
         self._contenders = contenders
         self._benchmark = benchmark
-        self._end = time.monotonic() + (request.budget_s or float("inf"))
         self._is_surveyed = benchmark.peaks is not None
 
     def run(self) -> Benchmark:
         for number, target in enumerate(self._request.targets, 1):
             workload = self._request.workload(target)
             missing = [c for c in self._contenders if not self._has(workload, c.name)]
-            if missing and not self._is_out_of_time():
-                self._listener.start_target(workload, number, len(self._request.targets))
+            if not missing or self._budget.is_spent:
+                continue
+            self._listener.start_target(workload, number, len(self._request.targets))
+            try:
                 self._run_target(workload, missing)
+            except BudgetError as error:  # its row is open, and `--resume` does it
+                self._listener.note(str(error))
+        if self._budget.is_spent and not self._benchmark.rows:
+            raise BudgetError(f"{self._budget}, and no row is finished. Give a larger budget")
         return self._benchmark
 
     def _has(self, workload: WorkloadSpec, contender: str) -> bool:
         key = Row(workload, contender).key  # the user may have fixed a refused target
         return any(row.key == key and not row.refused for row in self._benchmark.rows)
 
-    def _is_out_of_time(self) -> bool:
-        return time.monotonic() >= self._end
-
     def _run_target(self, workload: WorkloadSpec, contenders: list[Contender]) -> None:
         job = Job("inspect", workload, effort=EFFORTS[self._request.effort])
         try:
-            inspection = inspect_workload(self._launcher, job, self._limits(), self._listener.stage)
+            inspection = inspect_workload(self._launcher, job, self._limits(), self._budget.spent.stage)
         except (BaselineError, InputError, InternalError) as error:  # this target cannot run here, but others can
             refused = isinstance(error, InputError)
             reason = f"the original model: {error}" if isinstance(error, BaselineError) else str(error)
@@ -131,7 +136,7 @@ class _Loop:
         with contextlib.ExitStack() as kept:
             contender_jobs: dict[str, ContenderJob] = {}
             for contender in contenders:
-                if self._is_out_of_time():
+                if self._budget.is_spent:
                     return
                 self._listener.start_contender(contender.name)
                 cold = self._request.cold and contender.name != EAGER  # eager is the baseline
@@ -146,7 +151,7 @@ class _Loop:
             self._is_surveyed = True
             spec = WorkloadSpec("peaks", device=self._request.device)  # type: ignore[arg-type]
             survey = HardwareSurvey(Job("inspect", spec))
-            peaks = ask_worker(self._launcher, survey, Peaks, self._limits(), self._listener.stage)
+            peaks = ask_worker(self._launcher, survey, Peaks, self._limits(), self._budget.spent.stage)
             self._benchmark = replace(self._benchmark, peaks=None if isinstance(peaks, Failure) else peaks)
 
     def _row(self, workload: WorkloadSpec, contender: Contender, contender_jobs: dict[str, ContenderJob]) -> Row:
@@ -157,10 +162,14 @@ class _Loop:
                 return replace(row, state=RowState.MISSING, reason=absent)
             if contender.name == TORCHWISE:
                 row, contender_jobs[TORCHWISE], cold_s = self._decide_plan(row, contender_jobs[TORCHWISE])
+        except BudgetError:
+            raise
         except Exception as error:  # a plug-in may raise any error, and a search may fail: the row records it
             return replace(row, state=RowState.FAILED, reason=f"{type(error).__name__}: {error}")
         contender_job = contender_jobs[contender.name]
         performance = self._ask(contender_job, Performance)
+        if isinstance(performance, Failure) and performance.kind is FailureKind.OUT_OF_BUDGET:
+            raise make_budget_error(performance, f"{contender.name} is not timed on {workload.target}")
         if isinstance(performance, Failure):
             return replace(row, state=RowState.FAILED, failure=performance, reason=str(performance))
         if cold_s is not None:  # the trial filled the caches, so this was a warm start
@@ -174,7 +183,7 @@ class _Loop:
     def _resolve_ties(self, workload: WorkloadSpec, contender_jobs: dict[str, ContenderJob]) -> None:
         """Time candidates for the fastest in more processes, within effort and budget."""
         effort, repeatable = EFFORTS[self._request.effort], set(contender_jobs)
-        while not self._is_out_of_time():
+        while not self._budget.is_spent:
             scale = scale_of(self._benchmark, workload)
             if row := next_duel(scale, effort, repeatable):
                 assert row.rival is not None, "a duel is with a rival"
@@ -199,8 +208,10 @@ class _Loop:
         The trial started with empty caches. The contender's job reuses them, so that nothing compiles twice. The
         seconds are None if there are no caches to reuse.
 
-        The search has its own store, so that earlier results do not shorten it. It also has its own budget, as a
-        shortened search would not represent Torchwise.
+        The search has its own store, so that earlier results do not shorten it.
+
+        Raises:
+            BudgetError: the budget of the benchmark ended the search.
         """
         from torchwise.store import open_storage
 
@@ -210,7 +221,10 @@ class _Loop:
             open_storage(f"{folder}/s.db") as storage,
             Caches() as caches,
         ):
-            study = run_study(request, storage, self._launcher, _SearchListener(self._listener), caches=caches)
+            listener = _SearchListener(self._listener, self._budget.spent.stage)
+            study = run_study(request, storage, self._launcher, listener, caches=caches)
+            if self._budget.is_spent:  # a shortened search would not represent Torchwise
+                raise BudgetError(f"{self._budget}, and the search for {row.workload.target} is not finished")
             assert study.decision is not None
             plan = study.decision.plan
             has_caches = _copy_caches(caches.list_folders(plan), contender_job.job.cache_dir)
@@ -229,6 +243,8 @@ class _Loop:
         if row.performance is None:
             return row
         found, performance = self._ask(replace(contender_job, step="warm"), Restart), row.performance
+        if isinstance(found, Failure) and found.kind is FailureKind.OUT_OF_BUDGET:
+            return row
         if isinstance(found, Failure):
             which = "from warm caches" if keeps_seconds else "in another process"
             return replace(row, state=RowState.FAILED, failure=found, reason=f"{which}: {found}")
@@ -264,11 +280,11 @@ class _Loop:
 
     def _ask(self, contender_job: ContenderJob, kind: type[T]) -> T | Failure:
         """Have a worker do a job. If it fails while timing cold caches, it is done again without that."""
-        answer = ask_worker(self._launcher, contender_job, kind, self._limits(), self._listener.stage)
+        answer = ask_worker(self._launcher, contender_job, kind, self._limits(), self._budget.spent.stage)
         if isinstance(answer, Failure) and answer.stage == WorkerStage.MEASURE_COLD:
             job = replace(contender_job.job, cold=False)
             plain = replace(contender_job, job=job)
-            answer = ask_worker(self._launcher, plain, kind, self._limits(), self._listener.stage)
+            answer = ask_worker(self._launcher, plain, kind, self._limits(), self._budget.spent.stage)
         return answer
 
     def _limits(self) -> Limits:

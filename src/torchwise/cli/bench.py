@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from torchwise.cli.common import check_writable, keep_report, resolve_plan
-from torchwise.cli.options import Allow, Calls, Cold, Device, Effort, Keep, Store, html_option, json_option
+from torchwise.cli.options import Allow, Budget, Calls, Cold, Device, Effort, Keep, Store, html_option, json_option
 from torchwise.plan.workload_spec import DEFAULT_CALLS
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ Plans = Annotated[
     list[str] | None,
     typer.Option(help="Let Torchwise choose among these plans instead of searching. A plan as JSON, may be repeated."),
 ]
-Budget = Annotated[float | None, typer.Option(help="Time budget in seconds. Afterwards no further contender starts.")]
 NoWarm = Annotated[
     bool, typer.Option("--no-warm", help="Skip the second start that measures the first call with warm caches.")
 ]
@@ -81,8 +80,8 @@ def bench(
     Each contender is verified and timed against eager in its own process.
 
     Exit codes: 0 done, or the budget is spent. 2 invalid input, also if only one target is invalid. 4 inconclusive:
-    the measurements are too uncertain for most ratios. 130 interrupted: finished rows are shown, and --resume saves
-    them.
+    the measurements are too uncertain for most ratios, or the budget ended before a row was finished. 130 interrupted:
+    finished rows are shown, and --resume saves them.
     """
     from torchwise.plan import Numerics
     from torchwise.report import read_benchmark

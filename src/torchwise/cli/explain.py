@@ -10,6 +10,7 @@ import typer
 from torchwise.cli.common import interruptible, keep_report, resolve_plan
 from torchwise.cli.options import (
     PLAN_HELP,
+    Budget,
     Device,
     Keep,
     Mode,
@@ -22,9 +23,6 @@ from torchwise.cli.options import (
 )
 from torchwise.plan.workload_spec import DEFAULT_CALLS
 
-BUDGET_S = 45.0
-"""The same as `torchwise.diagnose.explain.BUDGET_S`, whose import would load the launcher."""
-
 
 def explain(
     target: Target,
@@ -34,9 +32,10 @@ def explain(
     calls: Annotated[
         int, count_option("Expected number of calls over the lifetime of a process, to weigh savings that occur once.")
     ] = DEFAULT_CALLS,
-    budget: Annotated[
-        float, typer.Option(help="Time budget in seconds for measuring fixes. Afterwards no further fix is tried.")
-    ] = BUDGET_S,
+    budget: Budget = None,
+    fixes: Annotated[
+        bool, typer.Option("--fixes/--no-fixes", help="Measure the potential savings of fixes, or estimate them.")
+    ] = True,
     artifacts: Annotated[
         Path | None, typer.Option(help="Folder for graphs before and after compilation, generated code and guards.")
     ] = None,
@@ -50,7 +49,8 @@ def explain(
 
     The result has findings with potential savings, compiler stages and kernels.
 
-    Exit codes: 0 explained, 1 the model cannot be compiled, 2 invalid input, 3 the model itself fails, 130 interrupted.
+    Exit codes: 0 explained, 1 the model cannot be compiled, 2 invalid input, 3 the model itself fails, 4 the budget is
+    spent before the run is measured, 130 interrupted.
     """
     from rich.console import Console
 
@@ -73,6 +73,7 @@ def explain(
             device=device or None,
             calls=calls,
             budget=budget,
+            fixes=fixes,
             artifacts=artifacts or artefacts,
             on_stage=lambda name: status.update(name),
         )

@@ -91,6 +91,14 @@ Seed = Annotated[int, typer.Option(help="Random seed of the weights and inputs t
 Cold = Annotated[
     bool, typer.Option("--cold", help="Also time with cold processor caches, which are emptied before each call.")
 ]
+Budget = Annotated[
+    float | None,
+    typer.Option(
+        help="Time budget in seconds for the whole command, also for waiting until the device is free. Work that takes "
+        "longer is ended, and results so far are kept.",
+        show_default="none, but limits by effort",
+    ),
+]
 Launcher = Annotated[str, typer.Option(help="process (this machine) or ray (one device of a Ray cluster).")]
 Address = Annotated[
     str | None,

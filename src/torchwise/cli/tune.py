@@ -15,13 +15,6 @@ if TYPE_CHECKING:
     from torchwise.records import Study
     from torchwise.study.request import Request
 
-Budget = Annotated[
-    float | None,
-    typer.Option(
-        help="Time budget in seconds for the whole command. A trial that takes longer is ended.",
-        show_default="by effort; none with --plan",
-    ),
-]
 Wait = Annotated[
     bool, typer.Option("--wait", help="Do not count time in which another Torchwise process has the device.")
 ]
@@ -70,7 +63,7 @@ def tune(
     restarts: opt.Restarts = 1,
     allow: opt.Allow = "same-precision",
     effort: opt.Effort = "standard",
-    budget: Budget = None,
+    budget: opt.Budget = None,
     wait: Wait = False,
     compile_timeout: opt.CompileTimeout = None,
     iterations: Iterations = None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -9,23 +11,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from torchwise.diagnose.requests import make_spec
-from torchwise.errors import InputError, UnsupportedError
+from torchwise.errors import InputError, UnsupportedError, is_positive
 from torchwise.former_names import renamed_arguments
 from torchwise.plan import Plan, check_is_plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import DEFAULT_CALLS
-from torchwise.records import Failure
+from torchwise.records import Failure, FailureKind
 from torchwise.records.explanation import Explanation
 from torchwise.report.progress import Progress
-from torchwise.trial import DerivedJob, Job, Launcher, Limits, ProcessLauncher, ask_worker, own_caches, send_model
+from torchwise.trial import (
+    Budget,
+    DerivedJob,
+    Job,
+    Launcher,
+    Limits,
+    ProcessLauncher,
+    Stopwatch,
+    ask_worker,
+    own_caches,
+    send_model,
+)
+from torchwise.trial.error_origin import make_budget_error
 from torchwise.workload import Example, Workload
 from torchwise.workload.target import read_workload
 
 if TYPE_CHECKING:
     from torchwise.trial.launcher import OnStage
 
-BUDGET_S = 45.0
-"""Seconds for measuring potential savings. Compiling, measuring the run and finishing a begun fix come on top."""
+FIXES_S = 45.0
+"""Seconds after which no further fix is tried, if there is no budget."""
 EFFORT = replace(EFFORTS["quick"], half_width=0.01, measure_s=4.0)
 """A potential saving is a small difference of two times: both need a narrow interval, or the saving is noise."""
 LIMIT_S = 900.0
@@ -34,12 +48,19 @@ LIMIT_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Inquiry(DerivedJob):
-    """A job for a worker: explain a plan, or `torch.compile` if it is None. `folder` is for artifacts, or ""."""
+    """A job for a worker: explain a plan, or `torch.compile` if it is None.
+
+    Attributes:
+        fixes_s: seconds after which no further fix is tried.
+        end: the time by `time.monotonic` at which the budget ends the worker, or infinity.
+        folder: for artifacts, or "".
+    """
 
     FUNCTION = "torchwise.diagnose.explain_worker:explain_target"
     job: Job
     plan: Plan | None
-    budget_s: float
+    fixes_s: float
+    end: float = math.inf
     folder: str = ""
 
 
@@ -54,7 +75,8 @@ def explain(
     calls: float = DEFAULT_CALLS,
     mode: str = "inference",
     device: str | None = None,
-    budget: float = BUDGET_S,
+    budget: float | None = None,
+    fixes: bool = True,
     artifacts: str | Path | None = None,
     launcher: Launcher | None = None,
     on_stage: OnStage | None = None,
@@ -74,7 +96,9 @@ def explain(
         mode: "inference" or "training" (with a backward pass).
         device: "cpu" or "cuda", by default the device of the model and its inputs, and for a target "cuda" if
             available.
-        budget: seconds for measuring potential savings. No further fix is tried afterwards.
+        budget: seconds for everything, waiting until the device is free included. Then the explanation has the fixes
+            that were measured so far. None measures fixes for 45 seconds, however long the rest takes.
+        fixes: whether to measure the potential savings of fixes. Otherwise they are estimated.
         artifacts: folder for graphs before and after optimisation, generated code and guards.
         launcher: where the worker runs.
         on_stage: called with the name of each stage.
@@ -84,9 +108,11 @@ def explain(
         InputError: an argument cannot be used, or the model cannot be sent to a worker.
         BaselineError: the model raises on its own inputs.
         UnsupportedError: it cannot be compiled, or its worker ended. The message says how.
+        BudgetError: the budget is spent before the run is measured.
     """
-    if not budget >= 0:
-        raise InputError(f"budget is {budget!r} s, but must be at least 0")
+    begun = time.monotonic()
+    if budget is not None and not is_positive(budget):
+        raise InputError(f"budget is {budget!r} s, but must be above 0")
     if plan is not None:
         check_is_plan(plan)
     workload = read_workload(model, args, kwargs, examples)
@@ -95,12 +121,14 @@ def explain(
     display = _StageProgress() if progress and on_stage is None else nullcontext()
     with display as shown, send_model(workload, spec.target) as file, own_caches() as caches:
         job = Job("inspect", spec, source=file.source, settings=file.settings, effort=EFFORT, cache_dir=caches)
-        inquiry, on_stage = (
-            Inquiry(job, plan, budget, folder),
-            on_stage or (shown.stage if shown else lambda _name: None),
-        )
-        limits = Limits.from_free_memory(LIMIT_S + budget)
-        answer = ask_worker(launcher or ProcessLauncher(), inquiry, Explanation, limits, on_stage)
+        spent = Stopwatch(on_stage or (shown.stage if shown else lambda _name: None), begun)
+        whole = Budget(budget or math.inf, spent)
+        fixes_s = FIXES_S if budget is None else budget
+        inquiry = Inquiry(job, plan, fixes_s if fixes else 0.0, begun + whole.seconds, folder)
+        limits = Limits.from_free_memory(LIMIT_S)
+        answer = ask_worker(whole.limit(launcher or ProcessLauncher()), inquiry, Explanation, limits, spent.stage)
+    if isinstance(answer, Failure) and answer.kind is FailureKind.OUT_OF_BUDGET:
+        raise make_budget_error(answer, f"{spec.target} is not explained")
     if isinstance(answer, Failure):
         raise UnsupportedError(
             f"{spec.target} cannot be explained, because its worker ended in stage {answer.stage!r}: {answer}. To find "

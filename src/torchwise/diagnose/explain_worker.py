@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from torchwise.diagnose.explain import Inquiry
 from torchwise.diagnose.fix_trials import check_suggestions, find_varying_sizes
 from torchwise.diagnose.kernels import profiler_options, with_profiler
 from torchwise.diagnose.op_trace import OpTrace, observe
-from torchwise.diagnose.savings import Savings, measure_with_retry
+from torchwise.diagnose.savings import SPENT, Savings, measure_with_retry
 from torchwise.diagnose.trace import Trace
 from torchwise.diagnose.work import KnownWork, bytes_of_kernels
 from torchwise.errors import InternalError, TorchwiseError, format_error
@@ -51,16 +52,20 @@ MAX_SETTLING_CALLS = 10
 """Maximum number of further calls that still compile something: two more than PyTorch's limit for one function."""
 CALLS = 25
 """Timed calls of each example, if there are several examples."""
+RESERVE_S = 2.0
+"""Seconds of a budget that are left for the report after the last fix."""
+NOT_WANTED = "fixes are not to be measured (--no-fixes)"
 _STAYS = "the numbers that are read from the GPU can stay there (numbers_on_gpu)"
 
 
-def explain_target(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanation:
-    """Explain one run."""
-    created_at, started = time.time(), time.perf_counter()
+def explain_target(inquiry: Inquiry, stage: Callable[[str], None]) -> Generator[Explanation, None, Explanation]:
+    """Explain one run. With a budget, which may end the worker, the explanation without fixes is yielded first."""
+    created_at, started, has_end = time.time(), time.perf_counter(), math.isfinite(inquiry.end)
     harness = _load_harness(inquiry)
     with harness.gradients():
         stage("compile")
         run, trace = _compile(inquiry, harness)
+        compile_s = time.perf_counter() - started
         stage("try the suggested code")
         suggested = check_suggestions(trace.breaks, harness)
         watched = replace(trace.to_record(), breaks=suggested.breaks)
@@ -70,27 +75,57 @@ def explain_target(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanatio
         limits = kernels.measure_limits(harness.device, _dtype(harness.workload))
         instruments = Instruments(lambda: check_plainly(harness.workload))
         evidence = _collect_evidence(inquiry, harness, run, trace, watched, measurement, limits, instruments)
-        savings = Savings(harness, run, evidence.execution.call_s.mid, inquiry.budget_s, stage, suggested)
-        found = findings.find(evidence, savings)
+        observed = replace(
+            _describe(inquiry, trace, evidence),
+            created_at=created_at,
+            limits=limits,
+            trust=judge_measurement(measurement),
+        )
+
+        def conclude(fixes_s: float) -> Explanation:
+            savings = Savings(
+                harness,
+                run,
+                evidence.execution.call_s.mid,
+                fixes_s,
+                stage,
+                suggested,
+                fix_s=compile_s if has_end else 0.0,
+                spent=SPENT if inquiry.fixes_s else NOT_WANTED,
+            )
+            found = findings.find(evidence, savings)
+            unread = filter(None, [unread_note(harness.workload.call)])
+            return replace(
+                observed,
+                findings=rank_findings(found, inquiry.job.workload.calls),
+                capturable=judge_capture(evidence, found, savings.failures),
+                notes=(*unread, *watched.notes, *savings.notes, *instruments.notes),
+                seconds=time.perf_counter() - started,
+            )
+
+        if has_end and inquiry.fixes_s:
+            yield conclude(0.0)
+        return conclude(min(inquiry.fixes_s, inquiry.end - time.monotonic() - RESERVE_S))
+
+
+def _describe(inquiry: Inquiry, trace: Trace, evidence: Evidence) -> Explanation:
+    """Return the explanation without findings, and write its artifacts."""
     files = write(trace.artifacts, Path(inquiry.folder)) if inquiry.folder else {}
     spec, backend = inquiry.job.workload, "eager" if evidence.base.is_eager else evidence.base.backend
     return Explanation(
         workload=spec,
         environment=environment.detect(spec.device),
         plan=inquiry.plan,
-        measurement=measurement,
-        stages=stages(trace.spans, trace.artifacts, watched, evidence.execution, evidence.kernels, backend, files),
+        measurement=evidence.measurement,
+        stages=stages(
+            trace.spans, trace.artifacts, evidence.watched, evidence.execution, evidence.kernels, backend, files
+        ),
         execution=evidence.execution,
         kernels=evidence.kernels,
-        findings=rank_findings(found, spec.calls),
-        capturable=judge_capture(evidence, found, savings.failures),
-        compile_events=watched,
-        notes=(*filter(None, [unread_note(harness.workload.call)]), *watched.notes, *savings.notes, *instruments.notes),
-        seconds=time.perf_counter() - started,
-        created_at=created_at,
+        findings=(),
+        capturable=Capturable(None),
+        compile_events=evidence.watched,
         folder=inquiry.folder,
-        limits=limits,
-        trust=judge_measurement(measurement),
     )
 
 

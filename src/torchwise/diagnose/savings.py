@@ -31,6 +31,8 @@ from torchwise.records.statistics import median_interval
 from torchwise.trial.harness import Calls, Harness
 
 T = TypeVar("T")
+SPENT = "the budget was spent. Raise it with --budget"
+"""Why a fix is not measured."""
 BREAKS = 2
 """Graph breaks in the function that measures the cost of one."""
 BATCHES = 8
@@ -65,6 +67,8 @@ class Savings:
         call_s: seconds of one of these calls. Savings are shares of it.
         budget_s: seconds after which no further fix is tried.
         suggested: the suggested code against graph breaks that was run.
+        fix_s: seconds that a fix is expected to take, which must be left of the budget.
+        spent: why fixes are left out, for the notes.
     """
 
     def __init__(
@@ -75,12 +79,15 @@ class Savings:
         budget_s: float,
         stage: Callable[[str], None],
         suggested: Checked = NOTHING,
+        fix_s: float = 0.0,
+        spent: str = SPENT,
     ) -> None:
         self.notes: list[str] = []
         self.failures: dict[Plan | str, str] = {}
         self._harness, self._run, self._stage, self._suggested = harness, run, stage, suggested
-        self._call_s, self._end = call_s, time.perf_counter() + budget_s
+        self._call_s, self._end = call_s, time.perf_counter() + budget_s - fix_s
         self._known: dict[Plan | str | Fix, Any] = {}
+        self._spent = spent
 
     def measure_plan(self, plan: Plan) -> Saving | None:
         """Return the plan's saving over the run."""
@@ -140,7 +147,7 @@ class Savings:
     def _is_over(self, words: str) -> bool:
         if time.perf_counter() < self._end:
             return False
-        self.notes.append(f"{words}: not measured, because the budget was spent. Raise it with --budget")
+        self.notes.append(f"{words}: not measured, because {self._spent}")
         return True
 
     def _measure(

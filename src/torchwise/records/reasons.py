@@ -27,6 +27,7 @@ _FAILURES = {
     FailureKind.OUT_OF_MEMORY: "out of memory in {stage}: {message}",
     FailureKind.UNSUPPORTED: "not supported here: {message}",
     FailureKind.INTERFERED: "was disturbed in {stage}: {message}",
+    FailureKind.OUT_OF_BUDGET: "not tried to the end, but ended in {stage}: {message}",
 }
 
 
@@ -109,8 +110,9 @@ def _explain_memory_limit(trial: Trial, study: Study) -> str:
 
 
 def _explain_latency_limit(trial: Trial, study: Study) -> str:
-    limit, time = workload_of(study).call_limit_s, trial.measurement and trial.measurement.candidate_time.mid
-    if not time or time <= limit:
+    limit, measured = workload_of(study).call_limit_s, trial.measurement
+    time = measured.candidate_time.mid if measured and measured.candidate_s else 0.0
+    if time <= limit:
         return ""
     return f"a call takes {show.seconds(time)}, and the latency limit leaves {show.seconds(limit)}"
 

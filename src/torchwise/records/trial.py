@@ -46,6 +46,8 @@ class FailureKind(StrEnum):
     OUT_OF_MEMORY = "out of memory"
     UNSUPPORTED = "unsupported"
     INTERFERED = "was held up"
+    OUT_OF_BUDGET = "was ended by the budget"
+    """The worker had no more time. That says nothing about its plan."""
 
 
 WAITING = "wait for another Torchwise process"
@@ -219,8 +221,11 @@ class Trial:
 def with_repeat(trial: Trial, found: Measurement | Failure) -> Trial:
     """Return a verified trial with the result of one more fresh process. If that process failed, so has the trial.
 
-    A plan that works in one process and not in the next would fail after some restart.
+    A plan that works in one process and not in the next would fail after some restart. A process that the budget ended
+    tells nothing, so the trial stays as it is.
     """
+    if isinstance(found, Failure) and found.kind is FailureKind.OUT_OF_BUDGET:
+        return trial
     if isinstance(found, Failure):
         return replace(trial, state=TrialState.FAIL, failure=found, reason=str(found))
     trial = replace(trial, repeats=(*trial.repeats, found))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from torchwise.environment import Environment
-from torchwise.errors import InputError, UnsupportedError
+from torchwise.errors import BudgetError, InputError, UnsupportedError
 from torchwise.plan import EAGER, Plan, Trait
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import BatchDim
-from torchwise.records import Decision, Failure, Study, Trial
+from torchwise.records import Decision, Failure, FailureKind, Study, Trial
 from torchwise.records.format import seconds
 from torchwise.records.listener import Listener
 from torchwise.records.scale import BatchFit, SizeTried
@@ -18,7 +19,8 @@ from torchwise.store import Storage
 from torchwise.study.history import History
 from torchwise.study.one_plan import PlanStudy
 from torchwise.study.request import Request
-from torchwise.trial import DerivedJob, Job, Launcher, Stopwatch
+from torchwise.trial import DerivedJob, Job, Launcher
+from torchwise.trial.error_origin import make_budget_error
 
 REFINEMENTS = 2
 """Sizes tried between the largest that fitted and the smallest that did not, each halfway."""
@@ -136,40 +138,56 @@ class _BatchSearch:
     run: RunStudy
 
     def find(self) -> Study:
-        self._spent, self._end_s = Stopwatch(self.listener.stage), self.request.search_s
+        self._budget = replace(self.request.start_budget(self.listener.stage), seconds=self.request.search_s)
+        if self.request.budget_s is not None:  # the time of an effort ends no worker
+            self.launcher = self._budget.limit(self.launcher)
         self._check_samples()
         plan, size = EAGER, self._fit(EAGER, 1, frozenset())
         studies: dict[int, Study] = {}
         while size not in studies and len(studies) < MAX_ROUNDS:
-            studies[size] = study = self._run(size, fresh=self.request.fresh)
+            try:
+                studies[size] = study = self._run(size, fresh=self.request.fresh)
+            except BudgetError:
+                if not studies:
+                    raise
+                break
             decided = study.decision.plan if study.decision else EAGER
-            if decided == plan or self._spent.seconds > self._end_s:
+            if decided == plan or self._budget.is_spent:
                 break
             plan, size = decided, self._fit(decided, size, study.inspection.traits)
         best = max(studies, key=lambda size: _samples_per_s(studies[size]))
         # The decision of the best size is made last, so that the latest decision for the target is that one.
-        return studies[best] if studies[best] is study else self._run(best, fresh=False)
+        with suppress(BudgetError):
+            return studies[best] if studies[best] is study else self._run(best, fresh=False)
+        return studies[best]
 
     def _check_samples(self) -> None:
         job = self.request.make_job("try")
-        study = PlanStudy(job, self.launcher, self.request.inspection_s, self._spent.stage)
+        study = PlanStudy(job, self.launcher, self.request.inspection_s, self._budget.spent.stage)
         found = study.ask(SampleCheck(job), BatchDim)
+        if isinstance(found, Failure) and found.kind is FailureKind.OUT_OF_BUDGET:
+            raise make_budget_error(found, "no batch size is tried")
         if isinstance(found, Failure):
             raise UnsupportedError(f"whether samples of a batch depend on each other is not known: the check {found}")
 
     def _run(self, size: int, *, fresh: bool) -> Study:
         self.listener.note(f"searching for a plan at batch {size}")
         workload = replace(self.request.workload, batch=BatchDim(0, size))
-        left_s = max(self._end_s - self._spent.seconds, 1e-3)
-        return self.run(replace(self.request, workload=workload, budget_s=left_s, fresh=fresh, identity=None))
+        left_s = max(self._budget.left_s, 1e-3)
+        request = replace(self.request, workload=workload, budget_s=left_s, begun=None, fresh=fresh, identity=None)
+        return self.run(request)
 
     def _fit(self, plan: Plan, start: int, traits: frozenset[Trait]) -> int:
         """Return the batch size of most samples per second from `start` on, or `start` if none keeps the limits."""
         job = replace(self.request.make_job("try"), plan=plan, effort=EFFORTS["quick"], traits=traits)
-        study = PlanStudy(job, self.launcher, self.request.trial_s, self._spent.stage)
-        end_s = (self._spent.seconds + self._end_s) / 2  # the rest is for plans
-        found = fit_sizes(study, start, MAX_BATCH, tell=self.listener.note, is_over=lambda: self._spent.seconds > end_s)
+        study = PlanStudy(job, self.launcher, self.request.trial_s, self._budget.spent.stage)
+        kept_s = self._budget.left_s / 2  # for plans
+        found = fit_sizes(
+            study, start, MAX_BATCH, tell=self.listener.note, is_over=lambda: self._budget.left_s < kept_s
+        )
         first = found.tried[0]
+        if plan.is_eager and first.samples_per_s is None and self._budget.is_spent:
+            raise BudgetError(f"{self._budget}, and no batch size is measured. Give a larger budget")
         if plan.is_eager and first.samples_per_s is None:
             raise InputError(f"a batch size is wanted, but batch {first.size} fails: {first.problem}")
         return found.best or start

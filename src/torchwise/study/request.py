@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass, field, replace
 
 from torchwise.errors import InputError, UnsupportedError, is_positive
 from torchwise.parsing import to_bytes, to_seconds
@@ -11,8 +12,9 @@ from torchwise.plan import Numerics, Plan, check_is_plan
 from torchwise.plan.effort import EFFORTS, check_effort
 from torchwise.plan.space import numerics_of
 from torchwise.plan.workload_spec import TuneOptions, WorkloadSpec, check_iterations, check_timeout
-from torchwise.trial import Job, Limits, ProcessSettings
+from torchwise.trial import Budget, Job, Limits, ProcessSettings, Stopwatch
 from torchwise.trial.job import Task
+from torchwise.trial.launcher import OnStage
 
 INSPECTIONS = 3
 """Multiple of the effort's trial limit that the inspection may take, as the plain model's speed is not known yet."""
@@ -38,6 +40,7 @@ class Request:
         compile_timeout_s: seconds that one candidate may compile, besides its `limit_s`, or None for no such limit.
         iterations: how many times a candidate and eager are timed in each process, or None until that is enough.
         fullgraph: whether a model that PyTorch cannot capture as one graph is refused before the search.
+        begun: the time by `time.monotonic` from which `budget_s` counts, or None for the start of the study.
     """
 
     workload: WorkloadSpec
@@ -57,6 +60,7 @@ class Request:
     compile_timeout_s: float | None = None
     iterations: int | None = None
     fullgraph: bool = False
+    begun: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         check_effort(self.effort)
@@ -83,6 +87,7 @@ class Request:
         Raises:
             InputError: an option has no permitted value.
         """
+        begun = time.monotonic()
         if isinstance(options.plans, Plan):
             raise InputError("plans is a Plan, but must be a list of plans: plans=[plan]")
         workload = WorkloadSpec(
@@ -108,7 +113,14 @@ class Request:
             compile_timeout_s=options.compile_timeout,
             iterations=options.iterations,
             fullgraph=options.fullgraph,
+            begun=begun,
         )
+
+    def start_budget(self, on_stage: OnStage) -> Budget:
+        """Return the budget of the whole command, which is unlimited if none is given."""
+        spent = Stopwatch(on_stage, self.begun)
+        seconds = math.inf if self.budget_s is None else self.budget_s
+        return Budget(seconds, spent, can_wait=self.wait or self.budget_s is None, wait_option="--wait, or wait=True,")
 
     def make_job(self, task: Task) -> Job:
         """Return the order for a worker to do a task on the workload."""

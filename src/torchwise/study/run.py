@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +31,7 @@ from torchwise.records import (
     TrialState,
     WorkerStage,
 )
+from torchwise.records import format as show
 from torchwise.records.listener import Listener
 from torchwise.records.structure_differences import another_model
 from torchwise.records.trial import with_repeat
@@ -44,17 +44,15 @@ from torchwise.study.pairwise import front, next_cold, next_duel, next_repeat, p
 from torchwise.study.request import Request
 from torchwise.study.samplers import ListedSampler, Proposal, Sampler, StagedSampler
 from torchwise.trial import (
-    Assignment,
+    Budget,
     Launcher,
     Limits,
-    Stopwatch,
     hold_duel,
     inspect_workload,
     measure_again,
     try_plan,
 )
 from torchwise.trial.full_graph import require_full_graph
-from torchwise.trial.launcher import OnStage
 from torchwise.trial.loading_reads import reads_file, recall_identity
 
 BUSY = 3.0
@@ -106,7 +104,8 @@ def _run_study(
     is_local: bool,
     caches: Caches | None,
 ) -> Study:
-    spent = Stopwatch(listener.stage)
+    budget = request.start_budget(listener.stage)
+    launcher = budget.limit(launcher)
     max_trials = EFFORTS[request.effort].max_trials if request.plans is None else len(request.plans)
     listener.start_search(request.search_s, max_trials)
     reads = None if request.source or not is_local else reads_file(request.workload)
@@ -114,20 +113,21 @@ def _run_study(
     if inspection is None:
         listener.start_inspection()
         job = replace(request.make_job("inspect"), reads=str(reads or ""))
-        wait_s = math.inf if request.budget_s is None or request.wait else request.budget_s
-        limits = replace(Limits.from_free_memory(request.inspection_s), wait_s=wait_s)
-        inspection = inspect_workload(launcher, job, limits, spent.stage)
+        limits = Limits.from_free_memory(request.inspection_s)
+        inspection = inspect_workload(launcher, job, limits, budget.spent.stage)
     listener.finish_inspection(inspection)
     if request.fullgraph:
         limits = request.make_limits(request.inspection_s)
-        require_full_graph(launcher, request.make_job("inspect"), limits, spent.stage)
+        require_full_graph(launcher, request.make_job("inspect"), limits, budget.spent.stage)
     draft = Study(0, request.workload, here, inspection, request.allow, request.effort, created_at=time.time())
     key = StudyKey.from_study(draft)
     if request.fresh and (stored := storage.find_study(key)):
         storage.delete_study(stored.id)
     study = storage.create_study(key, draft)
+    if request.budget_s is None:  # the time of an effort is for trials: it does not pay for the inspection
+        budget = replace(budget, seconds=request.search_s + budget.now_s)
     with Caches() if caches is None else nullcontext(caches) as kept:
-        return _Loop(request, storage, launcher, listener, study.id, here, inspection, spent, kept).run()
+        return _Loop(request, storage, launcher, listener, study.id, here, inspection, budget, kept).run()
 
 
 def _recall_inspection(request: Request, storage: Storage, here: Environment, reads: Path | None) -> Inspection | None:
@@ -153,23 +153,9 @@ def _has_ended_early(trial: Trial, bound: float | None, limit_s: float) -> bool:
     if trial.state is TrialState.PRUNED and trial.measurement is not None:  # by its own process's measurement
         return bound is None or trial.measurement.speedup.high >= bound
     kind = trial.failure.kind if trial.failure else None
-    return kind is FailureKind.INTERFERED or (kind is FailureKind.TIMED_OUT and trial.seconds < limit_s)
-
-
-@dataclass(frozen=True)
-class _WithinBudget:
-    """A launcher whose workers end with the budget of the search."""
-
-    launcher: Launcher
-    left_s: Callable[[], float]
-    can_wait: bool
-
-    def run(self, job: Assignment, limits: Limits, on_stage: OnStage) -> str | Failure:
-        """Run `job` for at most the rest of the budget."""
-        left_s = max(self.left_s(), 0.0)
-        wait_s = math.inf if self.can_wait else left_s
-        limits = replace(limits, time_s=min(limits.time_s, left_s), wait_s=min(limits.wait_s, wait_s))
-        return self.launcher.run(job, limits, on_stage)
+    return kind in (FailureKind.INTERFERED, FailureKind.OUT_OF_BUDGET) or (
+        kind is FailureKind.TIMED_OUT and trial.seconds < limit_s
+    )
 
 
 @dataclass
@@ -181,36 +167,21 @@ class _Loop:
     study_id: int
     here: Environment
     inspection: Inspection
-    spent: Stopwatch
+    budget: Budget
     caches: Caches
 
     def __post_init__(self) -> None:
         self._owner = LeaseOwner.current()
-        self._end_s = self.request.search_s
-        if self.request.budget_s is None:  # the time of an effort is for trials: it does not pay for the inspection
-            self._end_s += self._now_s
-        else:
-            self.launcher = _WithinBudget(self.launcher, lambda: self._left_s, can_wait=self.request.wait)
         self._leader = EAGER
         self._tried: set[Plan] = set()
         self._cold = self.request.cold
         self._why_not_cold = ""
         self._sampler = self._choose_sampler()
 
-    @property
-    def _now_s(self) -> float:
-        """Seconds so far, as the budget counts them."""
-        waits_count = self.request.budget_s is not None and not self.request.wait
-        return self.spent.elapsed_s if waits_count else self.spent.seconds
-
-    @property
-    def _left_s(self) -> float:
-        return self._end_s - self._now_s
-
     def run(self) -> Study:
         try:
             with keep_heartbeat(self.storage, self._owner):
-                while self._left_s > 0:
+                while not self.budget.is_spent:
                     self.storage.release_dead_claims(self.study_id)
                     proposal = self._sampler.ask(self._history())
                     if proposal is not None:
@@ -240,7 +211,7 @@ class _Loop:
     def _read_history(self) -> History:
         study = self.storage.get_study(self.study_id)
         counted = tuple(t for t in study.trials if self._counts(t.plan))
-        return History(self.request.workload, study.inspection, counted, self._left_s)
+        return History(self.request.workload, study.inspection, counted, self.budget.left_s)
 
     def _may_go_on(self, trial: Trial, stored: History) -> bool:
         """Return whether to try a plan again, which is never so for a trial of this very search."""
@@ -304,7 +275,7 @@ class _Loop:
             cache_dir=self.caches.new(trial.plan),
         )
         limits = self.request.make_limits(min(self._limit_s(history), limit_s))
-        return try_plan(self.launcher, job, trial, limits, self.spent.stage)
+        return try_plan(self.launcher, job, trial, limits, self.budget.spent.stage)
 
     def _resolve_ties(self) -> int:
         """Time plans again if the decision depends on differences that a trial may not tell, and return how many times.
@@ -313,7 +284,7 @@ class _Loop:
         as it is worth its time, and the effort allows. On request, the chosen plan is timed with cold caches, too.
         """
         care, told = EFFORTS[self.request.effort], 0
-        while self._left_s > 0:
+        while not self.budget.is_spent:
             history = self._history()
             if trial := next_repeat(history, care.processes, care.half_width, 1 + care.duels):
                 what, step = f"{trial.plan} could not be timed again", partial(self._measure_again, trial)
@@ -337,7 +308,7 @@ class _Loop:
         job = replace(self.request.make_job("warm"), plan=trial.plan, traits=self._traits(history))
         job = replace(job, baseline_s=history.economics.baseline_s, cold=self._cold)
         limits = self.request.make_limits(self._limit_s(history))
-        found = measure_again(self.launcher, job, limits, self.spent.stage, self.caches.list_folders(trial.plan))
+        found = measure_again(self.launcher, job, limits, self.budget.spent.stage, self.caches.list_folders(trial.plan))
         if isinstance(found, Failure) and found.stage == WorkerStage.MEASURE_COLD:
             self._cold = False  # what ended the worker is no fault of the plan
             self._why_not_cold = f"cold processor caches: {found}"
@@ -356,7 +327,9 @@ class _Loop:
         job = replace(job, plan=challenger.plan, traits=self._traits(history), expected_s=usual)
         limits = self.request.make_limits(2 * self._limit_s(history), candidates=2)
         caches = self.caches.list_folders(challenger.plan, leader.plan)
-        duel = hold_duel(self.launcher, job, leader.plan, limits, self.spent.stage, caches)
+        duel = hold_duel(self.launcher, job, leader.plan, limits, self.budget.spent.stage, caches)
+        if duel.failure and duel.failure.kind is FailureKind.OUT_OF_BUDGET:
+            return  # it stays open for another search
         kept = self.storage.keep_duel(self.study_id, challenger.plan, duel)
         self.listener.finish_comparison(replace(challenger, duel=kept))
 
@@ -382,8 +355,8 @@ class _Loop:
         excluded = self._sampler.list_excluded(
             self._read_history()
         )  # trials that may be repeated were tried all the same
-        if state is StudyState.DECIDED and self._left_s <= 0:
-            excluded.append(f"whatever else: the budget of {self.request.search_s:.0f} s is spent")
+        if state is StudyState.DECIDED and self.budget.is_spent:
+            excluded.append(f"whatever else: {self._name_budget()}")
         if self.request.cold and decision is not None:
             excluded += self._explain_untimed_cold(decision.plan, history)
         self.storage.store_outcome(
@@ -391,10 +364,16 @@ class _Loop:
             state=state,
             decision=decision,
             excluded=excluded,
-            seconds=self.spent.seconds,
+            seconds=self.budget.spent.seconds,
             asked=(self.request.workload, self.request.effort),
         )
         return self.storage.get_study(self.study_id, self.request.workload.target)
+
+    def _name_budget(self) -> str:
+        """Say that the time of the search is spent: the user's budget, or that of the effort."""
+        if self.request.budget_s is None:
+            return f"the {show.tick(self.request.search_s)} of effort {self.request.effort} are spent"
+        return str(self.budget)
 
     def _explain_untimed_cold(self, plan: Plan, history: History) -> list[str]:
         """Say why the chosen plan was not timed with cold caches despite the request, or return nothing if it was."""
@@ -403,7 +382,7 @@ class _Loop:
         trial = history.find_trial(plan)
         if trial and trial.cold_speedups:
             return []
-        why = "the budget is spent" if self._left_s <= 0 else "the search ended before the plan was timed with them"
+        why = "the budget is spent" if self.budget.is_spent else "the search ended before the plan was timed with them"
         return [self._why_not_cold or f"cold processor caches: {why}"]
 
     def _choose_sampler(self) -> Sampler:

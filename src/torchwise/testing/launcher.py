@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,10 +32,11 @@ SECONDS_TO_END = 20.0
 class LauncherContract:
     """A job ends with an answer or a failure, and a failure of the job never makes the launcher raise.
 
-    The answer is the record that the job's function returns, as JSON. Each stage is heard when it begins. An error in
-    the worker, its death and its limit of time are failures, with the stage and the reason. A worker that is ended
-    takes its children along. Only an error of the user's target or inputs is raised in the caller. After any of them
-    the next job runs.
+    The answer is the record that the job's function returns, as JSON. A function may yield less complete records
+    before that. The last of them is the answer of a worker that its limit of time ended. Each stage is heard when it
+    begins. An error in the worker, its death and its limit of time are failures, with the stage and the reason. A
+    worker that is ended takes its children along. Only an error of the user's target or inputs is raised in the caller.
+    After any of them the next job runs.
     """
 
     @pytest.fixture
@@ -74,6 +77,13 @@ class LauncherContract:
         while is_running(child) and time.monotonic() - start < HANG_S + SECONDS_TO_END:
             time.sleep(0.05)
         assert not is_running(child), "a child of the worker lives on"
+
+    def test_a_record_so_far_is_the_answer_of_a_worker_that_is_ended(self, launcher: Launcher) -> None:
+        start = time.monotonic()
+        answer, _ = run_job(launcher, "hang_after_a_record", limits=replace(LIMITS, time_s=HANG_S))
+        assert isinstance(answer, str)
+        assert codec.from_json(answer, Costs) == Costs(2.5)
+        assert time.monotonic() - start < HANG_S + SECONDS_TO_END
 
     def test_an_error_of_the_user_s_is_raised(self, launcher: Launcher) -> None:
         with pytest.raises(InputError, match="x is a list, but must be a tensor"):
@@ -130,6 +140,13 @@ def hang(job: Job, enter: Stage) -> None:
     Path(job.workload.target.removeprefix("contract:")).write_text(str(child.pid))
     enter(WorkerStage.MEASURE)
     time.sleep(600)
+
+
+def hang_after_a_record(_job: Job, _enter: Stage) -> Generator[Costs, None, Costs]:
+    """Yield a record, and sleep for longer than any limit."""
+    yield Costs(2.5)
+    time.sleep(3600)
+    return Costs(3.5)
 
 
 def refuse_input(_job: Job, _enter: Stage) -> None:

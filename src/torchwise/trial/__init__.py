@@ -1,5 +1,6 @@
 """One candidate in one worker process: the job, the worker, and the launcher that survives every failure of it."""
 
+from torchwise.trial.budget import Budget
 from torchwise.trial.job import DerivedJob, Job, ProcessSettings
 from torchwise.trial.launcher import Launcher, Limits, ProcessLauncher
 from torchwise.trial.run_trial import (
@@ -17,6 +18,7 @@ from torchwise.trial.worker import Assignment
 
 __all__ = [
     "Assignment",
+    "Budget",
     "DerivedJob",
     "Job",
     "Launcher",

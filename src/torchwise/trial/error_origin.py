@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torchwise.errors import BaselineError, InternalError, TorchwiseError, first_line, format_error
+from torchwise.errors import BaselineError, BudgetError, InternalError, TorchwiseError, first_line, format_error
 from torchwise.records import Failure, FailureKind, WorkerStage
 from torchwise.trial.job import Job
 
@@ -100,14 +100,21 @@ def make_failure_error(failure: Failure, run_again: Callable[[], str | Failure] 
 
     `run_again` runs the model without instruments in another worker. It is None if that is impossible.
     """
-    if failure.kind is not FailureKind.RAISED:  # an error that the model raises by itself comes as a `BaselineError`
-        if failure.stage not in PLAIN and run_again is not None:
-            again = run_again()
-            if not isinstance(again, Failure):
-                return _make_internal_error(failure)
-            failure = again
-        return BaselineError(f"the original model, run without a plan, {failure}{_format_traceback(failure)}")
-    return _make_internal_error(failure)
+    if failure.kind is FailureKind.RAISED:  # an error that the model raises by itself comes as a `BaselineError`
+        return _make_internal_error(failure)
+    if failure.kind is not FailureKind.OUT_OF_BUDGET and failure.stage not in PLAIN and run_again is not None:
+        again = run_again()
+        if not isinstance(again, Failure):
+            return _make_internal_error(failure)
+        failure = again
+    if failure.kind is FailureKind.OUT_OF_BUDGET:
+        return make_budget_error(failure, "the model is not profiled")
+    return BaselineError(f"the original model, run without a plan, {failure}{_format_traceback(failure)}")
+
+
+def make_budget_error(failure: Failure, missing: str) -> BudgetError:
+    """Return the exception to raise if the budget ended a worker. `missing` says what result there is not."""
+    return BudgetError(f"{failure.message}, and {missing}: it ended in stage '{failure.stage}'. Give a larger budget")
 
 
 def _make_internal_error(failure: Failure) -> InternalError:

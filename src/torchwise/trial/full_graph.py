@@ -9,7 +9,8 @@ import torch
 
 from torchwise.compile.uncompiled_reason import find_graph_break
 from torchwise.errors import GraphBreakError, UnsupportedError
-from torchwise.records import Failure, WorkerStage
+from torchwise.records import Failure, FailureKind, WorkerStage
+from torchwise.trial.error_origin import make_budget_error
 from torchwise.trial.job import DerivedJob, Job
 from torchwise.trial.launcher import Launcher, Limits, OnStage
 from torchwise.trial.loading import load
@@ -48,6 +49,8 @@ def require_full_graph(launcher: Launcher, job: Job, limits: Limits, on_stage: O
         UnsupportedError: the worker could not say.
     """
     answer = ask_worker(launcher, FullGraphJob(job), FullGraph, limits, on_stage)
+    if isinstance(answer, Failure) and answer.kind is FailureKind.OUT_OF_BUDGET:
+        raise make_budget_error(answer, "whether the model is one graph is not known")
     if isinstance(answer, Failure):
         raise UnsupportedError(f"fullgraph asks for a model of one graph, but whether it is one is not known: {answer}")
     if answer.graph_break:

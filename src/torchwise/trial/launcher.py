@@ -70,13 +70,13 @@ class Limits:
     Attributes:
         time_s: wall seconds, without those in which it waits for others.
         memory_bytes: resident memory, that of its children included.
-        wait_s: wall seconds after which it may wait no longer, and no wait prolongs its time.
+        end_s: wall seconds after which it is ended in any case, its start and all its waits included.
         compile_s: wall seconds of one stage that compiles, without those in which it waits for others.
     """
 
     time_s: float
     memory_bytes: int
-    wait_s: float = math.inf
+    end_s: float = math.inf
     compile_s: float = math.inf
 
     @classmethod
@@ -88,9 +88,9 @@ class Limits:
 class Launcher(Protocol):
     """Runs jobs somewhere else. A candidate's failure must never make it raise.
 
-    An error in the worker, its death and its limits of time and memory are failures, with the stage and the reason. A
-    worker that is ended takes its children along, and the next job runs. `torchwise.testing.launcher` has this contract
-    as tests.
+    An error in the worker, its death and its limits of time and memory are failures, with the stage and the reason. If
+    the worker yielded a record before its limit of time, that is the answer. A worker that is ended takes its children
+    along, and the next job runs. `torchwise.testing.launcher` has this contract as tests.
     """
 
     def run(self, job: Assignment, limits: Limits, on_stage: OnStage) -> str | Failure:
@@ -114,16 +114,18 @@ class ProcessLauncher:
 
     def run(self, job: Assignment, limits: Limits, on_stage: OnStage) -> str | Failure:
         """Run `job` in a new process; see `Launcher.run`."""
+        begun = time.monotonic()
         receiver, sender = self._context.Pipe()  # both ways, so that a worker notices when this process is gone
         with tempfile.TemporaryDirectory(prefix="torchwise-log-") as folder:
             log = Path(folder, "output")
             process = self._context.Process(target=worker.main, args=(job, sender, str(log), dict(_known_checks)))
-            with _clean_start():
-                _start_server()
-                process.start()
+            has_begun = _start(process, begun + limits.end_s)
             sender.close()
+            if not has_begun:
+                receiver.close()
+                return Failure(FailureKind.TIMED_OUT, WorkerStage.START, f"passed its limit of {limits.end_s:.0f} s")
             try:
-                return _Conversation(process, receiver, limits, on_stage, log).outcome()
+                return _Conversation(process, receiver, limits, on_stage, log).outcome(begun)
             finally:
                 _end(process)
                 receiver.close()
@@ -139,13 +141,13 @@ class _Conversation:
         self._on_stage = on_stage
         self._log = log
         self._stage = WorkerStage.START
-        self._deadline = self._last_wait = self._compile_deadline = math.inf
+        self._deadline = self._compile_deadline = math.inf
         self._waits_since: float | None = None
+        self._so_far: str | None = None
 
-    def outcome(self) -> str | Failure:
-        """Listen until the worker answers, dies, or passes a limit."""
-        start = time.monotonic()
-        self._deadline, self._last_wait = start + self._limits.time_s, start + self._limits.wait_s
+    def outcome(self, begun: float) -> str | Failure:
+        """Listen until the worker answers, dies, or passes a limit. Its start began at `begun`."""
+        self._deadline, end = time.monotonic() + self._limits.time_s, begun + self._limits.end_s
         while True:
             if self._receiver.poll(POLL_S):
                 try:
@@ -156,11 +158,10 @@ class _Conversation:
                 if answer is not None:
                     return answer
                 continue
+            if time.monotonic() > end:
+                return self._so_far or self._make_end_failure()
             if self._waits_since is None and time.monotonic() > min(self._deadline, self._compile_deadline):
-                return self._make_timeout_failure()
-            if self._waits_since is not None and time.monotonic() > self._last_wait:
-                waited = f"waited {time.monotonic() - self._waits_since:.0f} s for another Torchwise process"
-                return Failure(FailureKind.INTERFERED, self._stage, waited)
+                return self._so_far or self._make_timeout_failure()
             if (used := _resident(self._process.pid)) > self._limits.memory_bytes:
                 message = f"used {used / 2**30:.1f} GiB, its limit is {self._limits.memory_bytes / 2**30:.1f} GiB"
                 return Failure(FailureKind.OUT_OF_MEMORY, self._stage, message)
@@ -180,18 +181,27 @@ class _Conversation:
             if self._waits_since is not None:  # others' work does not count as this worker's
                 waited_s = time.monotonic() - self._waits_since
                 self._compile_deadline += waited_s
-                self._deadline = max(self._deadline, min(self._deadline + waited_s, self._last_wait))
+                self._deadline += waited_s
             self._waits_since = None
             self._on_stage(self._stage)
             return None
         if kind is MessageKind.CHECKS:
             _known_checks.update(codec.from_json(payload, dict[str, TimedCheck]))
             return None
+        if kind is MessageKind.SO_FAR:
+            self._so_far = payload
+            return None
         if kind is MessageKind.FAILURE:
             return codec.from_json(payload, Failure)
         if kind is MessageKind.ERROR:
             raise codec.from_json(payload, UserError).to_error()
         return payload
+
+    def _make_end_failure(self) -> Failure:
+        if self._waits_since is None:
+            return Failure(FailureKind.TIMED_OUT, self._stage, f"passed its limit of {self._limits.end_s:.0f} s")
+        waited = f"waited {time.monotonic() - self._waits_since:.0f} s for another Torchwise process"
+        return Failure(FailureKind.INTERFERED, self._stage, waited)
 
     def _make_timeout_failure(self) -> Failure:
         stacks = self._stacks()
@@ -253,6 +263,32 @@ def _resident(pid: int | None) -> int:
             with contextlib.suppress(psutil.Error):
                 total += process.memory_info().rss
     return total
+
+
+def _start(process: BaseProcess, end: float) -> bool:
+    """Start a worker, and return whether that was done by `end`. Its server may have to load PyTorch first.
+
+    A worker that begins later finds nobody to answer to, and ends.
+    """
+    errors: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            process.start()
+        except BaseException as error:  # raised again in the thread that waits
+            errors.append(error)
+
+    with _clean_start():
+        _start_server()
+        if math.isinf(end):
+            process.start()
+            return True
+        thread = threading.Thread(target=start, daemon=True, name="torchwise-start")
+        thread.start()
+        thread.join(max(end - time.monotonic(), 0.0))
+    if errors:
+        raise errors[0]
+    return not thread.is_alive()
 
 
 def _start_server() -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.records import (
     Costs,
@@ -58,14 +57,9 @@ def inspect_workload(launcher: Launcher, job: Job, limits: Limits, on_stage: OnS
         InputError: the target or its inputs cannot be used.
         BaselineError: the plain model raises, dies, hangs or runs out of memory.
         InternalError: Torchwise fails during the inspection, and the plain model does not.
-        UnsupportedError: another process had the device for as long as this one may wait.
+        BudgetError: the budget of the command is spent.
     """
     answer = ask_worker(launcher, job, Inspection, limits, on_stage)
-    if isinstance(answer, Failure) and answer.kind is FailureKind.INTERFERED:
-        raise UnsupportedError(
-            f"the budget is spent, and the model is not profiled: it {answer}. Give --budget more, or have waiting not "
-            "count by --wait (wait=True)"
-        )
     if isinstance(answer, Failure):
         raise make_failure_error(answer, lambda: launcher.run(replace(job, task="check"), limits, on_stage))
     return answer
@@ -213,11 +207,11 @@ def own_caches(filled_from: Iterable[str] = ()) -> Iterator[str]:
 
 
 class Stopwatch:
-    """Counts seconds from its creation, except for stages in which a worker waits for others."""
+    """Counts seconds from a start, by default its creation, except for stages in which a worker waits for others."""
 
-    def __init__(self, on_stage: OnStage) -> None:
+    def __init__(self, on_stage: OnStage, start: float | None = None) -> None:
         self._on_stage = on_stage
-        self._start = time.monotonic()
+        self._start = time.monotonic() if start is None else start
         self._waited_s = 0.0
         self._waits_since: float | None = None
 
@@ -233,6 +227,12 @@ class Stopwatch:
     def seconds(self) -> float:
         """The seconds so far. A wait is left out once it is over, as a worker may end in it without a word."""
         return self.elapsed_s - self._waited_s
+
+    @property
+    def waited_s(self) -> float:
+        """The seconds of waiting so far, a wait that is not over included."""
+        ongoing = 0.0 if self._waits_since is None else time.monotonic() - self._waits_since
+        return self._waited_s + ongoing
 
     @property
     def elapsed_s(self) -> float:

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from multiprocessing.connection import Connection
@@ -43,6 +43,8 @@ class MessageKind(StrEnum):
     """The stage that goes on after such a wait."""
     CHECKS = "checks"
     """A check of an instruction set that the worker made, as JSON, for the workers after it."""
+    SO_FAR = "so far"
+    """A record as JSON that is the answer if the worker is ended before it has a better one."""
     RESULT = "result"
     """The record as JSON."""
     FAILURE = "failure"
@@ -124,7 +126,8 @@ def main(job: Assignment, connection: Connection, log: str, checks: Mapping[str,
     if COMPILER_MODULE in sys.modules:
         shared.install()
     try:
-        connection.send((MessageKind.RESULT, codec.to_json(_run(job, enter))))
+        record = _finish(_run(job, enter), lambda known: connection.send((MessageKind.SO_FAR, codec.to_json(known))))
+        connection.send((MessageKind.RESULT, codec.to_json(record)))
     except BaseException as error:  # an exception of a candidate is this trial's result, and ends nothing else
         connection.send(_report(error, stage[0]))
     sys.stdout.flush()
@@ -141,6 +144,16 @@ def _has_warm_cache() -> bool:
 def _run(job: Assignment, stage: Stage) -> Any:
     module, _, function = TASKS.get(job.task, job.task).partition(":")
     return getattr(importlib.import_module(module), function)(job, stage)
+
+
+def _finish(answer: Any, tell: Callable[[Any], None]) -> Any:
+    """Return the record of a task. A generator yields records that are less complete, and returns the last one."""
+    while isinstance(answer, Generator):
+        try:
+            tell(next(answer))
+        except StopIteration as end:
+            return end.value
+    return answer
 
 
 def _report(error: BaseException, stage: str) -> tuple[MessageKind, str]:

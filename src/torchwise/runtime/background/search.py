@@ -65,7 +65,7 @@ def search(order: Order, folder: Path, launcher: Launcher, tell: Tell) -> None:
         tell(Message("searching", f"effort {effort}"))
         fresh = order.request.fresh and tier == 0
         cold = order.request.cold and effort == order.efforts[-1]  # must not delay a first plan
-        request = replace(order.request, effort=effort, fresh=fresh, cold=cold)
+        request = replace(order.request, effort=effort, fresh=fresh, cold=cold, begun=None)  # each has the budget
         with open_storage(order.store) as storage, Caches(within=folder) as caches:
             study = run_study(request, storage, launcher, Listener(), caches=caches)
             assert study.decision is not None

@@ -74,8 +74,8 @@ class CompileConfig:
             least 1.
         effort: "quick", "standard" or "thorough".
         allow: how far a plan may change the outputs: "exact", "same-precision", "lower-precision" or "substituted".
-        budget_s: seconds of search after which no further trial starts, or None for the effort's own limit. A running
-            trial is finished.
+        budget_s: seconds of a search, profiling and waiting included, after which its trial is ended. None stands for
+            the effort's own limit, after which no further trial starts.
         compile_timeout_s: seconds that one candidate may compile, or None for all of a trial's limit.
         iterations: how many times a candidate and eager are timed in each process, or None until that is enough.
         fullgraph: whether a component that PyTorch cannot capture as one graph counts as a failed search.

@@ -296,8 +296,8 @@ def compiled(
         model = torchwise.compiled(Net())
 
     The first call runs the original code. It then waits for a search for a plan for its inputs (`torchwise.tune`). No
-    further trial starts after 15 minutes, or after `budget_s`. The result is stored, so the next start of the program
-    takes seconds. If anything goes wrong, the original answers.
+    further trial starts after 15 minutes, and none goes on after `budget_s`. The result is stored, so the next start
+    of the program takes seconds. If anything goes wrong, the original answers.
 
     Args:
         target: the function, module or class of modules to decorate.
