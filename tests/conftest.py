@@ -31,6 +31,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return parallel.scheduler(config, log)
 
 
+def pytest_configure() -> None:
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        parallel.use_own_folder(worker)
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Say in the last line how the tests are run that were skipped for want of a program."""
     terminal = config.pluginmanager.get_plugin("terminalreporter")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,16 @@ def workers(config: pytest.Config, cores: int | None = None, memory: int | None 
 def _files(arguments: list[str]) -> int:
     paths = {Path(argument.partition("::")[0]) for argument in arguments}
     return sum(len(list(path.rglob("test_*.py"))) if path.is_dir() else 1 for path in paths)
+
+
+def use_own_folder(worker: str) -> None:
+    """Give this process of tests temporary files of its own, where the workers that it starts take turns on the device.
+
+    A trial would else wait until those of another process have compiled, while the cores idle.
+    """
+    folder = Path(tempfile.gettempdir(), f"torchwise-tests-{os.getuid()}", worker)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
 
 
 class GpuTogether(LoadFileScheduling):  # type: ignore[misc]

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from brief import BRIEF
 from live_decisions import make_decision
 from torchwise import apply
-from torchwise.bench.contenders import BUILT_IN, Setting, find
+from torchwise.bench import BenchRequest, run_benchmark
+from torchwise.bench.contenders import BUILT_IN, Setting, find, load_contenders
 from torchwise.bench.contenders.torchwise import Torchwise, check_served
 from torchwise.errors import InputError, StalePlanError, StorageError
 from torchwise.plan import Plan
+from torchwise.plan.effort import EFFORTS
+from torchwise.records import Failure
 from torchwise.records.benchmark import Benchmark, RowState
+from torchwise.records.listener import Listener
 from torchwise.records.scale import scale_of
+from torchwise.trial import Limits, ProcessLauncher
+from torchwise.trial.launcher import OnStage
+from torchwise.trial.worker import Assignment
 from torchwise.workload.target import load
 
 PLUGIN = """
@@ -45,25 +51,15 @@ crashes, hangs, wrong, raises, overwrites, absent = map(
     Base, ("crashes", "hangs", "wrong", "raises", "overwrites", "absent")
 )
 """
-SCRIPT = """
-import sys
-from dataclasses import replace
-from torchwise.bench import BenchRequest, run_benchmark
-from torchwise.records.listener import Listener
-from torchwise.trial import ProcessLauncher
-
-class Workers(ProcessLauncher):  # that end sooner what is known to hang
-    def run(self, job, limits, on_stage):
-        hangs = getattr(job, "contender", "") == "hangs"
-        return super().run(job, replace(limits, time_s=8.0) if hangs else limits, on_stage)
-
-if __name__ == "__main__":
-    request = BenchRequest(
-        ("zoo:tutorial.many_small_ops@small",), tuple(sys.argv[1:]), effort="quick", limit_s=60, warm=False
-    )
-    print(run_benchmark(request, Workers(), Listener()).to_json())
-"""
 NAMES = ("crashes", "hangs", "wrong", "raises", "overwrites", "absent")
+
+
+class Workers(ProcessLauncher):
+    """Workers that end sooner a contender that is known to hang."""
+
+    def run(self, job: Assignment, limits: Limits, on_stage: OnStage) -> str | Failure:
+        hangs = getattr(job, "contender", "") == "hangs"
+        return super().run(job, replace(limits, time_s=5.0) if hangs else limits, on_stage)
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +71,14 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: contenders-for-test\nVersion: 1.0\n")
     lines = [f"{name} = contenders_for_test:{name}" for name in (*NAMES, "broken")]
     (info / "entry_points.txt").write_text("\n".join(["[torchwise.contenders]", *lines]) + "\n")
-    (folder / "script.py").write_text(SCRIPT)
-    command = [sys.executable, str(folder / "script.py"), "eager", "broken", *NAMES]
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=True)
-    benchmark = Benchmark.from_json(done.stdout.strip().splitlines()[-1])
+    names = ("eager", "broken", *NAMES)
+    load_contenders.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)  # workers look for plug-ins there, too
+        patch.setitem(EFFORTS, "quick", BRIEF)
+        request = BenchRequest(("zoo:tutorial.many_small_ops@small",), names, effort="quick", limit_s=60, warm=False)
+        benchmark = Benchmark.from_json(run_benchmark(request, Workers(), Listener()).to_json())
+    load_contenders.cache_clear()
     assert benchmark.peaks is not None
     assert benchmark.peaks.bandwidth > 1e8
     assert set(benchmark.peaks.flops) == {"float32", "bfloat16", "float64"}

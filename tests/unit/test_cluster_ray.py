@@ -66,7 +66,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 class TestContract(LauncherContract):
-    @pytest.fixture
+    @pytest.fixture(scope="class")  # a seat on another node loads PyTorch anew
     def launcher(self, cluster: Cluster) -> Iterator[RayLauncher]:
         with RayLauncher("cpu", cluster.address) as launcher:
             yield launcher

@@ -11,10 +11,13 @@ import pytest
 import torch
 
 import torchwise
+import torchwise.trial as trial
 from live_decisions import make_decision
 from torchwise.compile import compile_plan
+from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
-from torchwise.records import Outcome
+from torchwise.records import Failure, Outcome, codec
+from torchwise.trial import Job, Limits, worker
 from torchwise.trial.plain_call import run_plainly
 from torchwise.verify import Subject, is_stochastic, verify
 from torchwise.workload import Example, Workload
@@ -110,9 +113,20 @@ def test_a_step_is_proven_and_served(model: Any, kind: str) -> None:
         torch.testing.assert_close(answer, plain(**step(model, 9, theirs)).logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("brief_searches")
-def test_tune_finds_a_plan_for_a_step_with_a_cache_that_grows(tmp_path: Any) -> None:
+class LauncherHere:
+    """Runs each job in this process, where the compiler's stand-in is."""
+
+    def run(self, job: Job, _limits: Limits, _on_stage: Callable[[str], None]) -> str | Failure:
+        stage = ["load"]
+        try:
+            return codec.to_json(worker._run(job, lambda name: stage.__setitem__(0, name)))
+        except UnsupportedError as error:
+            return codec.from_json(worker._report(error, stage[0])[1], Failure)
+
+
+@pytest.mark.usefixtures("brief_searches", "dynamo_afresh", "plainly_compiled")
+def test_tune_finds_a_plan_for_a_step_with_a_cache_that_grows(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "ProcessLauncher", LauncherHere)
     torch.manual_seed(0)
     model = llama().eval()
     given = step(model, 7, prompt_model(model, "dynamic", 5))

@@ -87,7 +87,9 @@ import sys
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from test_ecosystem import apply_plan
+import torchwise
+from live_decisions import make_decision
+from torchwise.plan import Plan
 
 
 class Scored(Dataset):  # a data set whose items a model computes, in the workers of the loader
@@ -105,7 +107,8 @@ class Scored(Dataset):  # a data set whose items a model computes, in the worker
 if __name__ == "__main__":
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Tanh()).eval()
-    scored = Scored(apply_plan(model, torch.zeros(1, 4)))
+    plan = Plan(threads=torch.get_num_threads() + 1)
+    scored = Scored(torchwise.apply(model, make_decision(model, plan, torch.zeros(1, 4))))
     loader = DataLoader(scored, batch_size=3, num_workers=2, multiprocessing_context=sys.argv[1])
     with torch.no_grad():
         expected = torch.stack([model(torch.full((1, 4), float(index))) for index in range(6)])
@@ -119,7 +122,7 @@ def test_it_works_in_the_workers_of_a_data_loader(start: str, tmp_path: Path) ->
     """Runs in a program of its own, as spawned workers begin by running the script of their parent."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [sys.executable, str(script), start]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200, check=False)

@@ -26,7 +26,6 @@ from torchwise.compile.uncompiled_reason import no_effect
 from torchwise.errors import BaselineError, GraphBreakError, TargetError, UnsupportedError, WorkloadError
 from torchwise.measure import device_lock
 from torchwise.plan import Plan
-from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Duel, Failure, FailureKind, Measurement, Outcome, Trial, TrialState, codec
 from torchwise.trial import (
@@ -215,7 +214,7 @@ def test_stages_are_heard_in_order(launcher: ProcessLauncher) -> None:
 def test_what_is_the_users_own_fault_is_raised_with_what_was_found(
     launcher: ProcessLauncher, target: str, error: type[Exception], said: str
 ) -> None:
-    inspection = Job("inspect", WorkloadSpec(target), effort=EFFORTS["quick"])
+    inspection = Job("inspect", WorkloadSpec(target), effort=BRIEF)
     with pytest.raises(error, match=re.escape(said)):
         inspect_workload(launcher, inspection, Limits(60, 8 * GIB), lambda stage: None)
 
@@ -238,9 +237,7 @@ def test_an_error_of_the_users_crosses_whole_and_as_a_class_that_is_known(
 
 def test_inspection_finds_what_the_model_is(launcher: ProcessLauncher) -> None:
     spec = WorkloadSpec("zoo:spinlock.operator@small")
-    found = inspect_workload(
-        launcher, Job("inspect", spec, effort=EFFORTS["quick"]), Limits(60, 8 * GIB), lambda s: None
-    )
+    found = inspect_workload(launcher, Job("inspect", spec, effort=BRIEF), Limits(60, 8 * GIB), lambda s: None)
     assert {"module", "conv", "gemm", "stochastic", "float32", "repeated_blocks"} <= found.traits
     assert any("training mode" in note for note in found.notes)
     assert len(found.measurement.candidate_s) == len(found.measurement.baseline_s) >= 3
@@ -251,7 +248,7 @@ def test_inspection_finds_what_the_model_is(launcher: ProcessLauncher) -> None:
 
 @pytest.mark.parametrize("target", ["yields", "awaits"])
 def test_inspection_says_that_a_generator_is_timed_for_making_it_only(launcher: ProcessLauncher, target: str) -> None:
-    job = Job("inspect", WorkloadSpec(f"{TARGETS}:{target}", device="cpu"), effort=EFFORTS["quick"])
+    job = Job("inspect", WorkloadSpec(f"{TARGETS}:{target}", device="cpu"), effort=BRIEF)
     found = inspect_workload(launcher, job, Limits(60, 8 * GIB), lambda stage: None)
     assert any("timed for making it only" in note for note in found.notes)
 
@@ -260,7 +257,7 @@ def test_inspection_says_that_a_generator_is_timed_for_making_it_only(launcher: 
 def test_inspection_finds_recurrent_nets_and_declared_static_forms(
     launcher: ProcessLauncher, operation: str, has_form: bool
 ) -> None:
-    inspection = Job("inspect", WorkloadSpec(f"zoo:energy_flow.{operation}@small"), effort=EFFORTS["quick"])
+    inspection = Job("inspect", WorkloadSpec(f"zoo:energy_flow.{operation}@small"), effort=BRIEF)
     traits = inspect_workload(launcher, inspection, Limits(60, 8 * GIB), lambda stage: None).traits
     assert "rnn" in traits
     assert "repeats" not in traits, "the steps inside an RNN are none that a compiler could roll"
@@ -271,7 +268,7 @@ def test_inspection_finds_recurrent_nets_and_declared_static_forms(
 def test_inspection_finds_complex_numbers_and_steps_that_repeat(
     launcher: ProcessLauncher, operation: str, repeats: bool
 ) -> None:
-    inspection = Job("inspect", WorkloadSpec(f"zoo:ivhl.{operation}@small"), effort=EFFORTS["quick"])
+    inspection = Job("inspect", WorkloadSpec(f"zoo:ivhl.{operation}@small"), effort=BRIEF)
     traits = inspect_workload(launcher, inspection, Limits(60, 8 * GIB), lambda stage: None).traits
     assert "complex" in traits
     assert ("repeats" in traits) is repeats
