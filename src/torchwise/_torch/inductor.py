@@ -38,6 +38,7 @@ CODE_CACHE = PrivateName("torch._inductor.codecache", "PyCodeCache")
 OUTPUT_CODE = PrivateName("torch._inductor.output_code", "OutputCode")
 """The class of compiled graphs that AOTAutograd can write down."""
 CACHE_DIR = PrivateName("torch._inductor.runtime.cache_dir_utils", "cache_dir")
+DEFAULT_CACHE_DIR = PrivateName("torch._inductor.runtime.cache_dir_utils", "default_cache_dir")
 TRITON_CACHE_DIR = PrivateName("torch._inductor.runtime.cache_dir_utils", "triton_cache_dir")
 REMOTE_CACHE = PrivateName("torch._inductor.remote_cache", "RedisRemoteCache")
 REMOTE_CACHE_BACKEND = PrivateName("torch._inductor.remote_cache", "RemoteCacheBackend")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from torchwise.cli.common import Group, check_writable, find_decided
+from torchwise.cli.local_caches import NAMES, clear, limit, show_cache, show_caches
 from torchwise.cli.options import Store, Study, former_option
 
 if TYPE_CHECKING:
@@ -15,9 +16,12 @@ if TYPE_CHECKING:
 
 cache = typer.Typer(
     cls=Group,
-    help="Save compiled code to a file or a shared folder, and load it.",
+    help="Save and load compiled code, and look after the local caches.",
     no_args_is_help=True,
 )
+
+cache.command("clear")(clear)
+cache.command("limit")(limit)
 
 PlaceArgument = Annotated[
     str, typer.Argument(help="A file, such as model.tw, or the URL of a folder, such as s3://bucket/models.")
@@ -107,12 +111,18 @@ def load(
 
 @cache.command("list")
 def list_(
-    url: Annotated[str, typer.Argument(help="URL of a folder, such as s3://bucket/models.")],
+    url: Annotated[
+        str | None,
+        typer.Argument(help="URL of a folder, such as s3://bucket/models.", show_default="the caches on this machine"),
+    ] = None,
 ) -> None:
-    """List the artifacts in a folder, the last used first.
+    """List the artifacts in a folder, or the caches on this machine.
 
-    Those for this machine are marked. None is loaded.
+    The last used artifact comes first. Those for this machine are marked. None is loaded.
     """
+    if url is None:
+        show_caches()
+        return
     from torchwise.artifact.remote_files import Folder
 
     folder = Folder(url)
@@ -132,13 +142,18 @@ def list_(
 
 @cache.command("info")
 def info(
-    file: Annotated[str, typer.Argument(help="The artifact, such as model.tw, or its URL.")],
+    file: Annotated[
+        str, typer.Argument(help="The artifact, such as model.tw, or its URL. Or inductor, triton or torchwise.")
+    ],
     json: Annotated[bool, typer.Option("--json", help="Print manifest and decision as JSON.")] = False,
 ) -> None:
-    """Describe an artifact, and whether it is for this machine.
+    """Describe an artifact, or a cache on this machine.
 
-    Nothing in it is run.
+    It says whether the artifact is for this machine. Nothing in it is run.
     """
+    if file in NAMES and not Path(file).exists():
+        show_cache(file, json=json)
+        return
     from torchwise import artifact
 
     details = artifact.info(file)
