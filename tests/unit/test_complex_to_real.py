@@ -700,11 +700,64 @@ def test_constants_in_a_graph() -> None:
     check(lambda x: x * constant + constant.conj(), z(3))
 
 
-def test_dynamic_shapes_are_left_untouched() -> None:
+def superpose(points: torch.Tensor, sources: torch.Tensor, size: torch.Tensor, phase: torch.Tensor) -> torch.Tensor:
+    r = (points[:, None, :] - sources[None]).norm(dim=-1)
+    return (size * torch.exp(1j * (2 * r + phase)) / (r + 0.1)).sum(1)
+
+
+VARIED: dict[str, tuple[Callable[..., Any], Callable[[int, int], tuple[torch.Tensor, ...]]]] = {
+    "a field": (superpose, lambda n, m: (torch.randn(n, 3), torch.randn(m, 3), torch.randn(m), torch.randn(m))),
+    "a size as a number": (lambda x: x * 1j / x.shape[0] + x.shape[0], lambda n, _: (z(n),)),
+    "a size as an output": (lambda x: (x * 1j, 2 * x.shape[0]), lambda n, _: (z(n),)),
+    "a size of a complex tensor": (lambda x: (x * 1j).repeat(x.shape[0], 1), lambda n, _: (z(n),)),
+    "views": (lambda x: (x * 1j).view(x.shape[0] // 2, 2, x.shape[1]).sum(1), lambda n, m: (z(2 * n, m),)),
+    "a view as real": (lambda x: torch.view_as_real(x * 1j)[..., 0] * x.shape[1], lambda n, m: (z(n, m),)),
+    "expanded": (lambda x: x.unsqueeze(0).expand(x.shape[0], x.shape[0]) * 1j, lambda n, _: (z(n),)),
+    "made inside": (lambda x: torch.exp(1j * torch.arange(x.shape[0], dtype=torch.float64)) * x, lambda n, _: (z(n),)),
+    "zeros": (lambda x: torch.where(x.abs() > 1, x * 1j, torch.zeros_like(x)), lambda n, m: (z(n, m),)),
+    "padded": (lambda x: torch.nn.functional.pad(x * 1j, (1, 2)), lambda n, m: (z(n, m),)),
+    "rolled around": (lambda x: torch.roll(x, 1, 0) * 1j + torch.roll(x, -1, 0), lambda n, _: (z(n),)),
+    "sliced by sizes": (lambda x, y: (x * 1j)[: max(2, x.shape[0] // 2)].sum() + y.sum(), lambda n, m: (z(n), z(m))),
+    "an outer product": (lambda x, y: x[:, None] * y[None], lambda n, m: (z(n), z(m))),
+    "a product of matrices": (lambda x, y: x @ y * 1j, lambda n, m: (z(n, m), z(m, n))),
+    "a transposed output": (lambda x: (x * 1j).t(), lambda n, m: (z(n, m),)),
+    "a transposed input": (lambda x: x * 1j, lambda n, m: (z(m, n).t(),)),
+    "joined": (lambda x, y: torch.cat([x * 1j, y], 0), lambda n, m: (z(n), z(m))),
+    "an operator without a rule": (lambda x: torch.fft.ifft(torch.fft.fft(x) * 1j), lambda n, _: (z(n),)),
+    "a product along a known length": (lambda x: (x * 1j).prod(0), lambda n, _: (z(4, n),)),
+    "a product along a length that varies": (lambda x: (x * 1j).prod(0) * 2, lambda n, m: (z(n, m),)),
+    "a cumulative product": (lambda x: (x * 1j).cumprod(0) * 2, lambda n, m: (z(n, m),)),
+    "written in place": (lambda x: x.mul_(2j), lambda n, _: (z(n),)),
+}
+
+
+@pytest.mark.parametrize("name", VARIED)
+def test_one_graph_serves_all_sizes(name: str) -> None:
+    function, draw = VARIED[name]
+    torch._dynamo.reset()
     door = make_eager_backend()
-    x = z(5)
-    close(torch.compile(lambda x: x * 2j, backend=door, dynamic=True)(x), x * 2j, 4)
-    assert door.reasons == ["its shapes are dynamic"]
+    compiled = torch.compile(function, backend=door, dynamic=True)
+    for sizes in ((5, 7), (8, 3), (13, 11), (6, 20)):
+        args = draw(*sizes)
+        ours = compiled(*[arg.clone() for arg in args])
+        theirs = function(*[arg.clone() for arg in args])
+        for our, their in zip(*((x if isinstance(x, tuple) else (x,)) for x in (ours, theirs)), strict=True):
+            if not isinstance(their, torch.Tensor):
+                assert our == their
+                continue
+            assert (our.shape, our.dtype, our.stride()) == (their.shape, their.dtype, their.stride())
+            close(our, their, 1e3)
+    assert (door.rewritten, door.reasons) == (1, [])
+
+
+def test_a_backward_serves_all_sizes() -> None:
+    door = make_eager_backend()
+    compiled = torch.compile(lambda x: (x * x.conj() * 1j).imag.sum(), backend=door, dynamic=True)
+    for size in (5, 8, 13):
+        x = z(size).requires_grad_()
+        compiled(x).backward()
+        close(x.grad, 2 * x.detach(), 16)
+    assert door.rewritten == 2, "one forward and one backward"
 
 
 def test_autocast_around_a_backward_changes_nothing() -> None:

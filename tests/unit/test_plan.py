@@ -361,8 +361,8 @@ INDUCTOR = {"backend": "inductor"}
             "transforms has 'isolate_rnn', but eager compiles nothing: isolate_rnn changes what a compiler is given",
         ),
         (
-            {"transforms": ("complex_to_real",), "shapes": "dynamic"} | INDUCTOR,
-            "shapes is 'dynamic', but complex_to_real rewrites graphs of one shape: shapes must be static",
+            {"transforms": ("eager_strides",), "shapes": "dynamic"} | INDUCTOR,
+            "shapes is 'dynamic', but eager_strides holds for one shape: shapes must be static",
         ),
         (
             {"capture": "call", "mode": "reduce-overhead"} | INDUCTOR,

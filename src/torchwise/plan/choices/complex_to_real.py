@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 from torchwise.plan.choice import Choice, Stage, register
 from torchwise.plan.numerics import Numerics
 from torchwise.plan.trait import Trait
-
-if TYPE_CHECKING:
-    from torchwise.plan.plan import Plan
-
-
-def find_problems(plan: Plan) -> Iterator[str]:
-    """Yield the reasons why the rewrite cannot be part of a plan."""
-    if plan.shapes == "dynamic":
-        yield "shapes is 'dynamic', but complex_to_real rewrites graphs of one shape: shapes must be static"
-
 
 register(
     Choice(
@@ -38,6 +25,5 @@ register(
         min_remaining_fraction=0.02,
         realized_by="torchwise.compile.transforms.complex_to_real:backend_for",
         stage=Stage.GRAPH,
-        find_problems=find_problems,
     )
 )

@@ -131,6 +131,8 @@ def bound_repeated_work(graph: torch.fx.Graph) -> int:
 
 def _value_of(node: torch.fx.Node, carried: Mapping[torch.fx.Node, _Inlined]) -> _Inlined:
     target = node.target
+    if isinstance(node.meta.get("val"), torch.SymInt):  # a size, which is in no loop
+        return _Inlined(0, frozenset(), frozenset())
     if not isinstance(target, OpOverload):
         return _value_in_memory(node)
     moves = target.is_view or target._opname in _INDEXED

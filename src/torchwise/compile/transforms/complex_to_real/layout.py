@@ -38,7 +38,7 @@ def arrange(parts: Sequence[torch.Tensor], strides: Strides) -> torch.Tensor:
     """
     size = parts[0].shape
     thin = [1 if stride == 0 else length for length, stride in zip(size, strides, strict=True)]
-    order = sorted(range(len(size)), key=lambda dim: (thin[dim] != 1, -strides[dim]))
+    order = sorted(range(len(size)), key=lambda dim: (bool(thin[dim] != 1), -strides[dim]))
     room = _room([thin[dim] for dim in order], [strides[dim] for dim in order])
     laid = [_pad(_narrow(part, thin).permute(order).unsqueeze(-1), room) for part in parts]
     whole = torch.stack(laid, dim=-1) if len(laid) > 1 else laid[0].contiguous().unsqueeze(-1)

@@ -15,10 +15,14 @@ import torch
 
 from torchwise._torch import pytree as _pytree
 from torchwise._torch.dispatch import TorchDispatchMode
+from torchwise._torch.symbols import node_for_number, number_expression
 from torchwise.errors import UnsupportedError
 
 Part = torch.Tensor | float
-"""A real tensor, or a number that is known while rewriting. 0.0 is an exact zero and is never computed with."""
+"""A real tensor, or a number, which may be computed from sizes. 0.0 is an exact zero and is never computed with."""
+
+NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+"""The types of a number that a graph for several sizes computes from the sizes of its inputs."""
 
 REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 """The complex dtypes that are rewritten, with the dtype of their parts. complex32 is left as it is."""
@@ -121,6 +125,8 @@ def lift(value: Any, dtype: torch.dtype | None = None) -> Pair:
         return Pair(_to(value.re, dtype), _to(value.im, dtype), value.whole if dtype is None else None)
     if isinstance(value, torch.Tensor):
         return Pair(_to(value, dtype), 0.0)
+    if isinstance(value, NUMBERS):  # `complex` would take it for the same in all calls
+        return Pair(value, 0.0)  # type: ignore[arg-type]
     number = complex(value)
     return Pair(number.real, number.imag)
 
@@ -209,17 +215,28 @@ class Recorder(TorchDispatchMode):
         self.written: set[torch.fx.Node] = set()
         # By identity, and kept with the tensor, so that none is freed and its identity given to another.
         self._nodes: dict[int, tuple[torch.Tensor, torch.fx.Node]] = {}
+        self._numbers: dict[Any, torch.fx.Node] = {}  # by expression of the sizes
 
     def bind(self, node: torch.fx.Node) -> Any:
-        """Let the fake tensors of a node stand for it, and return them."""
+        """Let the fake tensor or the number of a node stand for it, and return it."""
         value = node.meta["val"]
         if isinstance(value, torch.Tensor):
             self._nodes[id(value)] = (value, node)
+        elif isinstance(value, NUMBERS):
+            self._numbers.setdefault(number_expression(value), node)
         return value
 
     def node_of(self, tensor: torch.Tensor) -> torch.fx.Node:
         """Return the node that a fake tensor stands for."""
         return self._nodes[id(tensor)][1]
+
+    def number(self, value: Any) -> Any:
+        """Return the node that computes a number from the sizes of the inputs, or the number itself if it is known.
+
+        Raises:
+            UnsupportedError: it depends on a size that is no input of the graph.
+        """
+        return node_for_number(self._graph, value, self._numbers)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Decompose the operator, or write it down."""
@@ -236,6 +253,7 @@ class Recorder(TorchDispatchMode):
 
     def _write(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         args, kwargs = _pytree.tree_map_only(torch.Tensor, self.node_of, (args, kwargs))
+        args, kwargs = _pytree.tree_map_only(NUMBERS, self.number, (args, kwargs))
         node = self._graph.call_function(func, args, kwargs)
         node.meta["val"] = result
         self.written.add(node)

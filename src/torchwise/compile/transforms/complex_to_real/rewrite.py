@@ -25,6 +25,7 @@ from torchwise.compile.transforms.complex_to_real.layout import (
 )
 from torchwise.compile.transforms.complex_to_real.pairs import (
     ARITHMETIC,
+    NUMBERS,
     REAL,
     RULES,
     ExpectedResult,
@@ -92,8 +93,6 @@ class _Rewriter:
     def rewritten(self) -> Rewriting:
         """Rewrite node by node (see `rewrite`)."""
         places = [node for node in self._module.graph.nodes if node.op == "placeholder"]
-        if any(isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat) for node in places):
-            raise UnsupportedError("its shapes are dynamic")
         with torch.no_grad(), NO_AUTOCAST.get(FEATURE)():
             for node in self._module.graph.nodes:
                 self._new[node] = getattr(self, f"_{node.op}", self._copy_node)(node)
@@ -116,6 +115,8 @@ class _Rewriter:
         value: Any = node.meta.get("val")
         if not is_complex(value):
             new = self._copy_node(node)
+            if isinstance(value, NUMBERS):
+                self._recorder.bind(new)
             if isinstance(value, torch.Tensor) and is_strided(value):
                 self._lain[value.untyped_storage()] = value.untyped_storage()
             return new
@@ -145,6 +146,8 @@ class _Rewriter:
         if getattr(node.target, "overloadpacket", None) is aten.copy_:
             self._writes.append(node)
             return self._new_of(node.args[1])
+        if isinstance(node.meta.get("val"), NUMBERS):
+            return self._number(node)
         new_inputs = [self._new[source] for source in node.all_input_nodes]
         makes_complex = any(map(is_complex, _pytree.tree_leaves(node.meta.get("val"))))
         if not makes_complex and not any(isinstance(value, Pair | Lazy) for value in new_inputs):
@@ -161,6 +164,14 @@ class _Rewriter:
             return self._as_it_is(node)
         self._done += packet in ARITHMETIC
         return result
+
+    def _number(self, node: torch.fx.Node) -> Any:
+        """Return a number, such as a size: copied, or computed anew if the node reads it from a complex tensor."""
+        if any(isinstance(self._new[source], Pair | Lazy) for source in node.all_input_nodes):
+            return self._recorder.number(node.meta["val"])
+        copied = self._copy_node(node)
+        self._recorder.bind(copied)
+        return copied
 
     def _output(self, node: torch.fx.Node) -> None:
         old = list(node.args[0]) if isinstance(node.args[0], list | tuple) else [node.args[0]]

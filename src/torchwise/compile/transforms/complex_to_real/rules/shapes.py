@@ -201,7 +201,7 @@ def prod(want: ExpectedResult, z: Any, dim: int | None = None, keepdim: bool = F
         re, im, dim = re.reshape(-1), im.reshape(-1), 0
     if re.dim() == 0:
         return Pair(re, im)
-    value, left = Pair(re, im), re.shape[dim]
+    value, left = Pair(re, im), _known_length(re, dim)
     if left == 0:
         return Pair(1.0, 0.0)
     while left > 1:
@@ -218,12 +218,20 @@ def cumprod(want: ExpectedResult, z: Any, dim: int, *, dtype: Any = None) -> Pai
     """Multiply each entry by the one 1, 2, 4, ... places before it (Hillis and Steele, CACM 29, 1170, 1986)."""
     value = lift(z, want.real)
     re, _ = value.tensors()
-    count, shift = re.shape[dim] if re.dim() else 1, 1
+    count, shift = _known_length(re, dim) if re.dim() else 1, 1
     while shift < count:
         later = _narrow(value, dim, shift, count - shift) * _narrow(value, dim, 0, count - shift)
         value = _cat(_narrow(value, dim, 0, shift), later, dim)
         shift *= 2
     return value
+
+
+def _known_length(tensor: torch.Tensor, dim: int) -> int:
+    """Return a length on which the number of operators depends, so that it must be one for all calls."""
+    length = tensor.shape[dim]
+    if isinstance(length, torch.SymInt):
+        raise NotCoveredError("the length of the dimension varies")
+    return length
 
 
 def _narrow(z: Pair, dim: int, start: int, length: int) -> Pair:

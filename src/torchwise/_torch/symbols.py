@@ -1,0 +1,55 @@
+"""Numbers that a graph computes from the sizes of its inputs, as SymPy expressions and as nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchwise._torch.private_name import PrivateName
+from torchwise.errors import UnsupportedError
+
+INTERPRET = PrivateName("torch.utils._sympy.interp", "sympy_interp")
+"""Evaluates an expression with the operators of an analysis."""
+PYTHON_OPERATORS = PrivateName("torch.utils._sympy.reference", "PythonReferenceAnalysis")
+"""The analysis that uses Python's own operators, which a proxy records."""
+
+_PLAIN: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+
+
+def number_expression(number: Any) -> Any:
+    """Return the expression of a `SymInt`, `SymFloat` or `SymBool`."""
+    return number.node.expr
+
+
+def node_for_number(graph: torch.fx.Graph, number: Any, nodes: dict[Any, torch.fx.Node]) -> Any:
+    """Return a node that computes a number, or the number itself if it is the same for all sizes.
+
+    Args:
+        graph: takes the new nodes, at its insertion point.
+        number: a `SymInt`, `SymFloat` or `SymBool`.
+        nodes: the nodes whose numbers are known, by expression. The result is added.
+
+    Raises:
+        UnsupportedError: a symbol in the expression has no node, or this torch lacks a private name.
+    """
+    expression = number_expression(number)
+    if not expression.free_symbols:
+        return _PLAIN[type(number)](number)
+    if expression not in nodes:
+        if missing := sorted(map(str, expression.free_symbols - nodes.keys())):
+            raise UnsupportedError(f"the size {', '.join(missing)} is no input of its graph")
+        symbols = {symbol: torch.fx.Proxy(nodes[symbol]) for symbol in expression.free_symbols}
+        made = INTERPRET.get()(PYTHON_OPERATORS.get(), symbols, expression).node
+        _fill_values(made)
+        nodes[expression] = made
+    return nodes[expression]
+
+
+def _fill_values(node: torch.fx.Node) -> None:
+    """Compute the numbers of new nodes, which Inductor reads."""
+    if "val" not in node.meta:
+        for source in node.all_input_nodes:
+            _fill_values(source)
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
+        node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
