@@ -8,7 +8,7 @@ its graphs there. Capture replays it, and settings hold around each call. A dime
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,8 @@ from torchwise.compile.transforms import Layer, check_transforms, has_stage, loa
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.choice import Stage, load_choices, load_code
+from torchwise.plan.workload_spec import VaryingDims
+from torchwise.workload.input_spec import find_varying_dims
 from torchwise.workload.train_step import TrainStep
 from torchwise.workload.workload import Example
 
@@ -64,6 +66,7 @@ def compile_plan(
     borrow: bool = False,
     backend: Backend | None = None,
     recompiles: Recompiles | None = None,
+    inputs: Sequence[str] = (),
 ) -> CompiledPlan:
     """Return `call` compiled by `plan`. Nothing is compiled before the first call.
 
@@ -79,6 +82,8 @@ def compile_plan(
         borrow: whether a captured call returns the graph's own outputs, which its next call overwrites.
         backend: compiles in place of the plan's own backend (see `aot`).
         recompiles: counts recompilations and new captures for known kinds of calls, and limits them.
+        inputs: one line for each example that the plan is verified on, as a decision has them. The dimensions in which
+            they differ are those that vary, for a plan with dynamic shapes.
 
     Raises:
         UnsupportedError: this torch, or this model, lacks something that the plan needs.
@@ -93,7 +98,7 @@ def compile_plan(
     check_transforms(plan.transforms)
     inside, outside = _prepare_call(call, plan)
     of_code = recompiles if plan.capture == "none" else recompiles.make_part_counter(is_told=False)
-    inner = _compile_call(inside, plan, device, call, backend, of_code)
+    inner = _compile_call(inside, plan, device, call, backend, of_code, find_varying_dims(inputs))
     settings = settings_for(plan)
     fast_path = getattr(inner, "get_fast_path", lambda _args, _kwargs: inner)
     reads: Any = _unknown if has_stage(plan.transforms, Stage.FORM) else getattr(inner, "reads", _unknown)
@@ -185,17 +190,22 @@ def _compile_call(
     original: Callable[..., Any],
     backend_override: Backend | None,
     recompiles: Recompiles,
+    varying: Sequence[VaryingDims],
 ) -> Callable[..., Any]:
     """Compile the whole callable, with casts for each form of the original's outputs, or each repeated block."""
     if not IOCasts.is_needed(plan):
-        return _compiler(inside, plan, backend_override, recompiles)(lambda call: call)
+        return _compiler(inside, plan, backend_override, recompiles, varying)(lambda call: call)
     casts = IOCasts(plan, device)
-    compiled = _compiler(inside, plan, backend_override, recompiles)
+    compiled = _compiler(inside, plan, backend_override, recompiles, varying)
     return ByForm(original, lambda form: casts.wrap_compiled(compiled(lambda call: casts.wrap(call, form)), form))
 
 
 def _compiler(
-    inside: Callable[..., Any], plan: Plan, backend_override: Backend | None, recompiles: Recompiles
+    inside: Callable[..., Any],
+    plan: Plan,
+    backend_override: Backend | None,
+    recompiles: Recompiles,
+    varying: Sequence[VaryingDims],
 ) -> Callable[[Layer], Callable[..., Any]]:
     """Return a compiler that takes a wrapper for the entry, and compiles it together with the entry if possible."""
     if backend_override is not None and plan.backend != "eager":
@@ -208,6 +218,8 @@ def _compiler(
         compile_blocks(inside, lambda block: count_recompiles(backend(block, plan), recompiles.make_part_counter()))
         return lambda wrap_call: wrap_call(inside)
     entry, transforms = entry_of(inside), load_transforms(plan.transforms, Stage.CALL)
+    if varying and plan.shapes == "dynamic":  # which only Inductor compiles for
+        backend = functools.partial(backend, varying=varying)
     layered = functools.partial(functools.reduce, lambda call, transform: transform(call), transforms)
     return lambda wrap_call: count_recompiles(backend(layered(wrap_call(entry)), plan), recompiles)
 

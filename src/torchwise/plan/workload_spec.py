@@ -60,6 +60,19 @@ class BatchDim:
 
 
 @dataclass(frozen=True, slots=True)
+class VaryingDims:
+    """The dimensions of one input whose sizes vary between calls.
+
+    Attributes:
+        path: the input's place in `(args, kwargs)`, such as "[0][1]".
+        dims: the dimensions, from 0 on.
+    """
+
+    path: str
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WorkloadSpec:
     """One request to tune, without any tensor or model in it.
 

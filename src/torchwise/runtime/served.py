@@ -175,6 +175,7 @@ class LivePlan:
                 borrow=self._borrow,
                 backend=self._backend,
                 recompiles=self._recompiles,
+                inputs=self._decision.inputs,
             )
             self.changed_since = None
         return compiled

@@ -28,6 +28,7 @@ from torchwise.verify.spot_check import FirstAnswer, check_retained_outputs, ver
 from torchwise.verify.step import check_retained_loss
 from torchwise.verify.step_runner import StepRunner
 from torchwise.workload import pytree
+from torchwise.workload.identity import describe_example
 from torchwise.workload.module_state import kept_state
 from torchwise.workload.train_step import TrainStep
 
@@ -240,8 +241,16 @@ class PlanCandidate:
     def build(self, call: Callable[..., Any], harness: Harness) -> Callable[..., Any]:
         """Return `call` compiled by the plan."""
         backend = None if harness.workload.step else self.backend
-        example = harness.workload.examples[0]
-        return compile_plan(call, self.plan, example, device=harness.device, mode=harness.mode, backend=backend).call
+        examples = harness.workload.examples
+        return compile_plan(
+            call,
+            self.plan,
+            examples[0],
+            device=harness.device,
+            mode=harness.mode,
+            backend=backend,
+            inputs=[*map(describe_example, examples)],
+        ).call
 
     def build_reproducible(self, job: Job, harness: Harness, call: Callable[..., Any]) -> Callable[..., Any] | None:
         """Return the plan in a form that draws eager's own random numbers, if that is possible."""

@@ -6,8 +6,10 @@ A decision stores this as one line of text. `parse_inputs` reads that line, and 
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+
+from torchwise.plan.workload_spec import VaryingDims
 
 MEMORY = "memory: "
 """Begins the last entry of a line, which tells the memory that inputs share."""
@@ -101,6 +103,24 @@ def parse_inputs(line: str) -> InputSpec:
     if overlaps:
         entries.pop()
     return InputSpec(tuple(map(_parse_leaf, entries)), overlaps or ())
+
+
+def find_varying_dims(inputs: Sequence[str]) -> tuple[VaryingDims, ...]:
+    """Return the dimensions in which the examples of a workload differ, from one line for each example.
+
+    A tensor whose rank differs, or that some example lacks, is left out.
+    """
+    shapes: dict[str, set[tuple[int, ...]]] = {}
+    for line in inputs:
+        for leaf in parse_inputs(line).leaves:
+            if isinstance(leaf.value, TensorSpec) and leaf.value.shape is not None:
+                shapes.setdefault(leaf.path, set()).add(leaf.value.shape)
+    found = []
+    for path, seen in shapes.items():
+        if len({len(shape) for shape in seen}) == 1:
+            sizes = [set(column) for column in zip(*seen, strict=True)]
+            found.append(VaryingDims(path, tuple(dim for dim, values in enumerate(sizes) if len(values) > 1)))
+    return tuple(one for one in found if one.dims)
 
 
 def _strip_sizes(value: TensorSpec | str) -> Hashable:

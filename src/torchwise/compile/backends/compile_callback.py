@@ -32,7 +32,8 @@ WHO = "compiling by a plan"
 class CompileCallback:
     """Compiles by a plan, in place of Dynamo's callback, which it calls.
 
-    `bypass` records the guards of compiled code, and `settings` hold while compiling.
+    `bypass` records the guards of compiled code, and `settings` hold while compiling. They are told
+    `is_whole`: whether the frame is the callable's own, and not a part of it that Dynamo compiles separately.
 
     Attributes:
         recompiles: counts the recompiles.
@@ -44,7 +45,7 @@ class CompileCallback:
         self,
         inner: Any,
         bypass: GuardBypass,
-        settings: Callable[[], AbstractContextManager[None]],
+        settings: Callable[..., AbstractContextManager[None]],
         *,
         is_dynamic: bool,
     ) -> None:
@@ -73,7 +74,7 @@ class CompileCallback:
         if self._noted[code]:
             self._compile_again(frame, cache_entry)
         self._bypass.begin()
-        with self._settings(), self._numbers_as_inputs():
+        with self._settings(is_whole=self._bypass.is_of(code)), self._numbers_as_inputs():
             result = self._inner(frame, cache_entry, hooks, frame_state, skip=skip + 1)
         if (guarded := getattr(result, "guarded_code", None)) is not None:
             self._noted[code].append(note(self._bypass.values()))
@@ -147,7 +148,7 @@ def compile_with(
     call: Callable[..., Any],
     backend: Any,
     bypass: GuardBypass,
-    settings: Callable[[], AbstractContextManager[None]],
+    settings: Callable[..., AbstractContextManager[None]],
     *,
     is_dynamic: bool,
 ) -> tuple[Callable[..., Any], CompileCallback]:

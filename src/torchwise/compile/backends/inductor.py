@@ -25,6 +25,7 @@ from torchwise.errors import UnsupportedError, did_you_mean
 from torchwise.plan import Plan
 from torchwise.plan.choice import Stage
 from torchwise.plan.rules import CUDA_GRAPH_MODES
+from torchwise.plan.workload_spec import VaryingDims
 from torchwise.workload import pytree
 from torchwise.workload.layouts import Overlap
 
@@ -32,26 +33,36 @@ MAX_BYPASSES = 256
 """Maximum number of signatures that bypass Dynamo's guards. Each takes some 100 kB for 100 parameters."""
 
 
-def compile(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
+def compile(call: Callable[..., Any], plan: Plan, varying: Sequence[VaryingDims] = ()) -> Callable[..., Any]:
     """Return `call`, which compiles by the plan on its first call for each signature.
+
+    Args:
+        call: the callable.
+        plan: the plan.
+        varying: the dimensions of the inputs whose sizes vary. With dynamic shapes, only they are inputs of the code:
+            on a field of 50 sources at 4096 points that takes 0.17 ms a call, and 0.64 ms with all dimensions (one
+            core, torch 2.13). If there are none, all dimensions are.
 
     Raises:
         UnsupportedError: this torch has no such mode or option, or lacks something that a transform or the scope needs.
     """
     add_autocast_to_key()
-    return _compile_call(call, plan, lambda: _compile_call(call, plan, None))
+    varying = varying if plan.shapes == "dynamic" else ()
+    return _compile_call(call, plan, varying, lambda: _compile_call(call, plan, varying, None))
 
 
-def _compile_call(call: Callable[..., Any], plan: Plan, alone: Callable[[], Compiled] | None) -> Compiled:
+def _compile_call(
+    call: Callable[..., Any], plan: Plan, varying: Sequence[VaryingDims], alone: Callable[[], Compiled] | None
+) -> Compiled:
     """Return `call` compiled by the plan. Without `alone`, share no code with its other compilations."""
     options, bypass = _options(plan), GuardBypass(call)
     backend = _backend(plan, options)
     distinct = _distinct_backend(plan, call, lambda: backend or _inductor(options), alone is None)
     used = distinct or backend or inductor.make_backend(options)
-    settings = functools.partial(while_compiling, plan)
+    settings = functools.partial(while_compiling, plan, is_marked=bool(varying))
     steady, callback = compile_with(call, used, bypass, settings, is_dynamic=plan.shapes == "dynamic")
     checked = [used for used in (backend, distinct) if hasattr(used, "assert_applied")]
-    compiled = Compiled(steady, callback, bypass, plan, checked, alone)
+    compiled = Compiled(steady, callback, bypass, plan, checked, alone, varying)
     if isinstance(distinct, Freezing):
         weakref.finalize(compiled, distinct.release).atexit = False
     return compiled
@@ -93,12 +104,14 @@ class Compiled:
         plan: Plan,
         backends: Sequence[Any] = (),
         alone: Callable[[], Compiled] | None = None,
+        varying: Sequence[VaryingDims] = (),
     ) -> None:
         functools.update_wrapper(self, steady)
         self._compiled = steady
         self._callback = callback
         self._bypass = bypass
         self._plan = plan
+        self._varying = {one.path: one.dims for one in varying}
         self._transforms = [*backends, *_passes(plan)]
         self._paths: dict[Signature, Callable[..., Any]] = {}
         self._lock = threading.Lock()  # Dynamo's report on a compilation must belong to this call
@@ -164,6 +177,8 @@ class Compiled:
         owned = _outputs_owned if self._plan.mode in CUDA_GRAPH_MODES else lambda call: call
         before = self._bypass.prepare_bypass(args, kwargs)
         with contextlib.ExitStack() as checks:
+            if self._varying:
+                checks.enter_context(_marked_dims(args, kwargs, self._varying))
             for changing in self._transforms:
                 checks.enter_context(changing.assert_applied())
             self._callback.expected = threading.get_ident()
@@ -186,15 +201,42 @@ class Compiled:
 
 
 @contextlib.contextmanager
-def while_compiling(plan: Plan) -> Iterator[None]:
-    """Apply the settings that `torch.compile` takes only globally, or as arguments that slow down every call."""
+def _marked_dims(
+    args: tuple[Any, ...], kwargs: dict[str, Any], varying: Mapping[str, tuple[int, ...]]
+) -> Iterator[None]:
+    """Mark the dimensions that vary, for code that is compiled meanwhile. The marks that tensors had are put back."""
+    mark = dynamo.MAYBE_MARK_DYNAMIC.get("dynamic shapes")
+    before: list[tuple[torch.Tensor, set[int] | None]] = []
+    try:
+        for path, leaf in pytree.list_named_leaves((args, kwargs)):
+            dims = [dim for dim in varying.get(path, ()) if isinstance(leaf, torch.Tensor) and dim < leaf.dim()]
+            if dims:
+                marks = getattr(leaf, dynamo.WEAK_MARKS, None)
+                before.append((leaf, None if marks is None else set(marks)))
+                mark(leaf, dims)
+        yield
+    finally:
+        for tensor, marks in reversed(before):  # one tensor may be in several places
+            if marks is None:
+                vars(tensor).pop(dynamo.WEAK_MARKS, None)
+            else:
+                setattr(tensor, dynamo.WEAK_MARKS, marks)
+
+
+@contextlib.contextmanager
+def while_compiling(plan: Plan, *, is_marked: bool = False, is_whole: bool = True) -> Iterator[None]:
+    """Apply the settings that `torch.compile` takes only globally, or as arguments that slow down every call.
+
+    If a plan has dynamic shapes, all dimensions are dynamic. But if inputs are marked, then of the whole call's own
+    frame only marked ones are, and others once they vary.
+    """
     dynamic = plan.shapes == "dynamic"
     # These are the settings of `torch.compile(dynamic=...)`. Static also means that a second shape does not make the
     # first one dynamic. Dynamo by default does not notice hooks that are registered later, so that is enabled. After
     # its limits Dynamo silently runs a call in eager. The limits count compilations of one code object, which all
     # modules of a class share. So a plan has a limit of its own (`Recompiles`).
     settings = dynamo.patch_config(
-        assume_static_by_default=not dynamic,
+        assume_static_by_default=not dynamic or (is_marked and is_whole),
         automatic_dynamic_shapes=dynamic,
         skip_nnmodule_hook_guards=False,
         skip_tensor_guards_with_matching_dict_tags=False,  # or torch 2.11 does not notice `model.half()`
