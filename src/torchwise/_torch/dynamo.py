@@ -22,7 +22,7 @@ GRAPH_BREAK = PrivateName("torch._dynamo", "graph_break")
 MARK_DYNAMIC = PrivateName("torch._dynamo", "mark_dynamic")
 MAYBE_MARK_DYNAMIC = PrivateName("torch._dynamo", "maybe_mark_dynamic")
 """Marks dimensions whose sizes should be inputs of the code, without an error if the code needs one size."""
-STRONG_MARKS, WEAK_MARKS = "_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices"
+DIM_MARKS = STRONG_MARKS, WEAK_MARKS = "_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices"
 """The attributes of a tensor that hold its marked dimensions."""
 COMPILE_FRAME = PrivateName("torch._dynamo.convert_frame", "_compile")
 """Traces one frame, and has its graphs compiled."""

@@ -22,13 +22,13 @@ def number_expression(number: Any) -> Any:
     return number.node.expr
 
 
-def node_for_number(graph: torch.fx.Graph, number: Any, nodes: dict[Any, torch.fx.Node]) -> Any:
+def node_for_number(number: Any, nodes: dict[Any, torch.fx.Node]) -> Any:
     """Return a node that computes a number, or the number itself if it is the same for all sizes.
 
     Args:
-        graph: takes the new nodes, at its insertion point.
         number: a `SymInt`, `SymFloat` or `SymBool`.
-        nodes: the nodes whose numbers are known, by expression. The result is added.
+        nodes: the nodes whose numbers are known, by expression. The result is added, at the insertion point of their
+            graph.
 
     Raises:
         UnsupportedError: a symbol in the expression has no node, or this torch lacks a private name.

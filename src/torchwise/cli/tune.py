@@ -34,6 +34,14 @@ LatencyLimit = Annotated[
         show_default="none",
     ),
 ]
+Sizes = Annotated[
+    str,
+    typer.Option(
+        help="Sizes of the inputs to come: as-given, varying (no plan is chosen that holds for the given sizes alone), "
+        "or fixed (no plan for dynamic shapes is tried).",
+        autocompletion=opt.complete("as-given", "varying", "fixed"),
+    ),
+]
 TuneMode = Annotated[
     str,
     typer.Option(
@@ -73,6 +81,7 @@ def tune(
     ] = "latency",
     memory_limit: MemoryLimit = None,
     latency_limit: LatencyLimit = None,
+    sizes: Sizes = "as-given",
     mode: TuneMode = "inference",
     device: opt.Device = "",
     seed: opt.Seed = 0,
@@ -110,6 +119,7 @@ def tune(
         budget=budget,
         memory_limit=memory_limit,
         latency_limit=latency_limit,
+        input_sizes=sizes,
         seed=seed,
         plan=tuple(resolve_plan(name, (target,), store).to_json() for name in plan or ()),
         cold=cold,

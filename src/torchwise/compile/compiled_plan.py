@@ -30,7 +30,6 @@ from torchwise.compile.transforms import Layer, check_transforms, has_stage, loa
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.choice import Stage, load_choices, load_code
-from torchwise.plan.workload_spec import VaryingDims
 from torchwise.workload.input_spec import find_varying_dims
 from torchwise.workload.train_step import TrainStep
 from torchwise.workload.workload import Example
@@ -190,7 +189,7 @@ def _compile_call(
     original: Callable[..., Any],
     backend_override: Backend | None,
     recompiles: Recompiles,
-    varying: Sequence[VaryingDims],
+    varying: Mapping[str, tuple[int, ...]],
 ) -> Callable[..., Any]:
     """Compile the whole callable, with casts for each form of the original's outputs, or each repeated block."""
     if not IOCasts.is_needed(plan):
@@ -205,13 +204,13 @@ def _compiler(
     plan: Plan,
     backend_override: Backend | None,
     recompiles: Recompiles,
-    varying: Sequence[VaryingDims],
+    varying: Mapping[str, tuple[int, ...]],
 ) -> Callable[[Layer], Callable[..., Any]]:
     """Return a compiler that takes a wrapper for the entry, and compiles it together with the entry if possible."""
     if backend_override is not None and plan.backend != "eager":
         compiled = backend_override(entry_of(inside), plan)
         return lambda wrap_call: wrap_call(compiled)
-    backend = load_backend(plan.backend)
+    backend: Callable[..., Any] = load_backend(plan.backend)
     if plan.scope == "regional":
         if not isinstance(inside, torch.nn.Module):
             raise UnsupportedError("scope is 'regional', but a function has no repeated blocks: pass a module")

@@ -40,6 +40,8 @@ class Trait(OpenEnum):
     REPEATS = "repeats", "repeats the same operators"
     LONG = "long", "calls very many operators"
     SEVERAL_SHAPES = "several_shapes", "gets inputs of several shapes"
+    SIZES_VARY = "sizes_vary", "gets inputs of sizes that no example has"
+    SIZES_FIXED = "sizes_fixed", "gets inputs of the sizes of its examples alone"
     STATIC_FORM = "static_form", "declares a form with static shapes"
     STOCHASTIC = "stochastic", "draws random numbers"
     NOISE_NOT_REPRODUCIBLE = "noise_not_reproducible", "draws other random numbers when it is compiled"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Mode = Literal["inference", "training"]
 Objective = Literal["latency", "throughput", "memory"]
 Device = Literal["cpu", "cuda"]
+Sizes = Literal["as-given", "varying", "fixed"]
 
 LIVE = "live:"
 """Prefix of a target that is an object in a Python program, which no command line can load."""
@@ -60,16 +61,18 @@ class BatchDim:
 
 
 @dataclass(frozen=True, slots=True)
-class VaryingDims:
-    """The dimensions of one input whose sizes vary between calls.
+class VaryingDim:
+    """A dimension of an input whose size varies between calls.
 
     Attributes:
         path: the input's place in `(args, kwargs)`, such as "[0][1]".
-        dims: the dimensions, from 0 on.
+        dim: the dimension, from 0 on.
+        lengths: lengths at which plans are verified, besides those of the examples.
     """
 
     path: str
-    dims: tuple[int, ...]
+    dim: int
+    lengths: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,9 @@ class WorkloadSpec:
         latency_limit: seconds within which a batching server answers a request, or None for no limit. Only with
             objective "throughput": batch size and plan are then chosen together.
         batch: run on the first example alone, at this batch size, or None for the examples as they are.
+        sizes: the sizes of inputs to come. "as-given" expects those of the examples. "varying" expects others, too: no
+            plan is chosen that would leave them to the plain model. "fixed" rules out dynamic shapes.
+        varying: with sizes "varying", the dimensions that vary, which the inspection finds.
     """
 
     target: str
@@ -102,9 +108,11 @@ class WorkloadSpec:
     memory_limit: int | None = None
     latency_limit: float | None = None
     batch: BatchDim | None = None
+    sizes: Sizes = "as-given"
+    varying: tuple[VaryingDim, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, allowed in (("device", Device), ("mode", Mode), ("objective", Objective)):
+        for name, allowed in (("device", Device), ("mode", Mode), ("objective", Objective), ("sizes", Sizes)):
             value = getattr(self, name)
             if value not in get_args(allowed):
                 raise WorkloadError(f"{name} is {value!r}, but must be one of {', '.join(get_args(allowed))}")
@@ -215,7 +223,7 @@ class OptionKeywords(TypedDict, total=False):
 
 
 class TuneKeywords(OptionKeywords, total=False):
-    """All keyword arguments of `torchwise.tune`."""
+    """The keyword arguments of `torchwise.tune`, but for `sizes`: that of `torchwise.bucketing` has another meaning."""
 
     examples: Sequence[Example] | None
     store: str | None
@@ -240,6 +248,7 @@ class TuneOptions:
         memory_limit: maximum peak memory of a call, besides weights, optimizer state and inputs: bytes, or "2GB".
         latency_limit: seconds, or a text such as "20ms", within which a batching server answers a request. With it,
             objective "throughput" finds batch size and plan together.
+        sizes: the sizes of inputs to come: "as-given", "varying" or "fixed".
         fresh: whether the stored study is deleted first.
         cold: whether the chosen plan is timed with cold processor caches, too.
         wait: whether time in which another Torchwise process has the device is no part of `budget`.
@@ -261,6 +270,7 @@ class TuneOptions:
     plans: Iterable[Plan] | None = None
     memory_limit: int | str | None = None
     latency_limit: float | str | None = None
+    sizes: str = "as-given"
     fresh: bool = False
     cold: bool = False
     wait: bool = False

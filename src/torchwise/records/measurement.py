@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from torchwise.errors import InputError
 from torchwise.plan import Trait
+from torchwise.plan.workload_spec import VaryingDim
 from torchwise.records.format import pluralize, seconds
 from torchwise.records.statistics import (
     Amount,
@@ -256,6 +257,7 @@ class Inspection:
         notes: notes for the user, such as on a model left in training mode.
         work: of one step, if a training step is tuned.
         structure_details: the parts of the structure, as decisions keep them.
+        varying: the dimensions of inputs whose sizes vary, if other sizes are to come.
     """
 
     identity: str
@@ -271,6 +273,7 @@ class Inspection:
     notes: tuple[str, ...] = ()
     work: StepWork | None = None
     structure_details: str = ""
+    varying: tuple[VaryingDim, ...] = ()
 
     @property
     def time_by_kind(self) -> dict[str, float]:

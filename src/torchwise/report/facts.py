@@ -66,7 +66,8 @@ def describe_request(spec: WorkloadSpec, subject: str, *more: str) -> doc.Text:
     aim = f"for {spec.objective}"
     if spec.latency_limit is not None:
         aim += f" within {show.seconds(spec.latency_limit)}" + (f" at batch {spec.batch.size}" if spec.batch else "")
-    words = (subject, f"{spec.mode} on {spec.device}", aim, scale, *more)
+    sizes = () if spec.sizes == "as-given" else (f"{spec.sizes} sizes",)
+    words = (subject, f"{spec.mode} on {spec.device}", aim, *sizes, scale, *more)
     return doc.Text(show.one_line(", ".join(words)), tone=doc.Tone.MUTED)
 
 
@@ -166,6 +167,7 @@ OPTION_COMMANDS = {
     "seed": ("tune", "analyze", "bisect"),
     "memory_limit": ("tune",),
     "latency_limit": ("tune",),
+    "sizes": ("tune",),
 }
 """Commands that have an option of this name. All commands have the other options."""
 BREAK = " \\"
@@ -182,7 +184,7 @@ def options(spec: WorkloadSpec, allow: str = Numerics.SAME_PRECISION) -> dict[st
     defaults = {field.name: field.default for field in fields(spec)} | {"allow": Numerics.SAME_PRECISION}
     defaults |= {"target": spec.target, "device": None}  # always named, as its default depends on the machine
     values = {**asdict(spec), "allow": str(allow)}
-    del values["batch"]  # which the search finds
+    del values["batch"], values["varying"]  # which the search finds
     return {name: value for name, value in values.items() if value != defaults[name]}
 
 

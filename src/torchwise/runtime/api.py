@@ -19,6 +19,7 @@ from torchwise.plan.workload_spec import (
     Mode,
     NumericsName,
     Objective,
+    Sizes,
     TuneOptions,
 )
 from torchwise.random_state import kept_random
@@ -106,6 +107,7 @@ def tune(
     plans: Iterable[Plan] | None = None,
     memory_limit: int | str | None = None,
     latency_limit: float | str | None = None,
+    sizes: Sizes = "as-given",
     store: str | None = None,
     fresh: bool = False,
     cold: bool = False,
@@ -142,6 +144,10 @@ def tune(
             as "2GB" or "2GiB". Plans that need more are not chosen.
         latency_limit: seconds, or a text such as "20ms", within which a batching server answers a request. With it,
             objective "throughput" finds batch size and plan together, on the first example. `serve_batched` uses both.
+        sizes: the sizes of inputs to come. "as-given" expects those of the examples. "varying" expects others, too: it
+            verifies and times the plans at sizes made from the examples, and rules out plans of one size. The
+            dimensions that vary are those marked by `torch._dynamo.mark_dynamic`, or those in which examples differ, or
+            else all that the model takes at other sizes. "fixed" rules out dynamic shapes.
         store: URL or file of the store, by default in the user's data directory.
         fresh: delete the stored study, which targets of one structure share, and measure again.
         cold: also time the chosen plan with cold processor caches, which are emptied before each call. The decision
@@ -170,6 +176,7 @@ def tune(
         plans=plans,
         memory_limit=memory_limit,
         latency_limit=latency_limit,
+        sizes=sizes,
         fresh=fresh,
         cold=cold,
         wait=wait,

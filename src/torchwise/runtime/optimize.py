@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from torchwise.errors import InputError, did_you_mean
-from torchwise.plan.workload_spec import OptionKeywords, TuneKeywords, TuneOptions
+from torchwise.plan.workload_spec import OptionKeywords, Sizes, TuneKeywords, TuneOptions
 from torchwise.runtime.api import apply, make_request, tune, wrap_model
 
 if TYPE_CHECKING:
@@ -25,7 +25,12 @@ def optimize(model: T, *, run: Callable[[T], Any], **options: Unpack[TuneKeyword
 
 @overload
 def optimize(
-    model: TrainStep, args: Any = None, kwargs: None = None, **options: Unpack[TuneKeywords]
+    model: TrainStep,
+    args: Any = None,
+    kwargs: None = None,
+    *,
+    sizes: Sizes = "as-given",
+    **options: Unpack[TuneKeywords],
 ) -> OptimizedStep: ...
 
 
@@ -37,6 +42,7 @@ def optimize(
     *,
     canary: int | None = None,
     background: bool = False,
+    sizes: Sizes = "as-given",
     **options: Unpack[TuneKeywords],
 ) -> OptimizedModule | OptimizedFunction: ...
 
@@ -49,6 +55,7 @@ def optimize(
     run: Callable[[Any], Any] | None = None,
     canary: int | None = None,
     background: bool = False,
+    sizes: Sizes = "as-given",
     **options: Unpack[TuneKeywords],
 ) -> OptimizedModule | OptimizedFunction | OptimizedStep | OptimizedProgram[Any]:
     """Tune and apply: return a callable that runs `model` in the fastest verified way.
@@ -69,6 +76,7 @@ def optimize(
         background: whether to return at once, and search in another process. The original model runs until a quick
             search has verified a plan. That plan runs until a search with `effort` has verified a better one. The
             attribute `background` of the result has the progress, and can wait for the search or stop it.
+        sizes: as for `tune`.
         **options: as for `tune`. In the background, `progress` has no effect.
 
     Raises:
@@ -78,19 +86,19 @@ def optimize(
 
     for name in options:
         if name not in TuneKeywords.__annotations__:
-            near = did_you_mean(name, [*TuneKeywords.__annotations__, "canary", "background", "run"])
+            near = did_you_mean(name, [*TuneKeywords.__annotations__, "canary", "background", "run", "sizes"])
             raise TypeError(f"optimize() got an unexpected keyword argument {name!r}{near}")
     if run is not None:
-        if args is not None or kwargs is not None or canary is not None or background:
-            raise InputError("run is given, and shows the inputs: leave args, kwargs, canary and background out")
+        if args is not None or kwargs is not None or canary is not None or background or sizes != "as-given":
+            raise InputError("run is given, and shows the inputs: leave args, kwargs, canary, background and sizes out")
         from torchwise.runtime.program import optimize_program
 
         return optimize_program(model, run, **options)
     if isinstance(model, (str, Workload)):
         raise InputError(f"model is of type {type(model).__name__}, but must be a module or a function")
     if background:
-        return _optimize_in_background(model, args, kwargs, canary, **options)
-    study = tune(model, args, kwargs, **options)
+        return _optimize_in_background(model, args, kwargs, canary, sizes, **options)
+    study = tune(model, args, kwargs, sizes=sizes, **options)
     if options.get("progress", True):
         print(f"torchwise: {study.decision.reason}", file=sys.stderr)
     return apply(model, study, canary=canary, store=options.get("store"))
@@ -101,6 +109,7 @@ def _optimize_in_background(
     args: Any,
     kwargs: dict[str, Any] | None,
     canary: int | None,
+    sizes: Sizes,
     *,
     examples: Sequence[Example] | None = None,
     store: str | None = None,
@@ -110,7 +119,7 @@ def _optimize_in_background(
     from torchwise.runtime.background import Order, initial_decision, start
     from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 
-    request, workload = make_request(model, args, kwargs, examples, TuneOptions(**options))
+    request, workload = make_request(model, args, kwargs, examples, TuneOptions(sizes=sizes, **options))
     if request.workload.mode != "inference":
         raise InputError(
             f"mode is {request.workload.mode!r}, but background search supports only inference: call tune, then apply"

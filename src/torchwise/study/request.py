@@ -99,6 +99,7 @@ class Request:
             restarts=options.restarts,
             seed=seed,
             memory_limit=None if options.memory_limit is None else to_bytes(options.memory_limit, "memory limit"),
+            sizes=options.sizes,  # type: ignore[arg-type]
             latency_limit=None if options.latency_limit is None else to_seconds(options.latency_limit, "latency limit"),
         )
         return cls(

@@ -119,6 +119,8 @@ def _run_study(
     if request.fullgraph:
         limits = request.make_limits(request.inspection_s)
         require_full_graph(launcher, request.make_job("inspect"), limits, budget.spent.stage)
+    # All later workers load the model with the same examples, and so do those who use the decision.
+    request = replace(request, workload=replace(request.workload, varying=inspection.varying))
     draft = Study(0, request.workload, here, inspection, request.allow, request.effort, created_at=time.time())
     key = StudyKey.from_study(draft)
     if request.fresh and (stored := storage.find_study(key)):

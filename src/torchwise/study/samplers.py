@@ -225,6 +225,8 @@ class StagedSampler:
         found = {str(o.plan): o.problem(history) for o in self._options(history)}
         if Trait.GROWS in history.traits:
             found["inductor for static shapes"] = "each call changes the shape of its state, and would compile again"
+        if Trait.SIZES_VARY in history.traits:
+            found["plans for static shapes"] = "they would leave the sizes to come to the plain model"
         if Trait.RESTRIDED in history.traits:
             found["inductor without eager_strides"] = (
                 "a trial showed that outputs have another memory layout than eager's"
@@ -259,7 +261,9 @@ class StagedSampler:
             for plan, choice in space.neighbours(base):
                 if plan in seen or history.find_trial(plan) is not None or self._has_lost(history, choice):
                     continue
-                if _fails_like_others(plan, space) or _compiles_each_call(plan, space) or history.find_noop_trial(plan):
+                if _fails_like_others(plan, space) or _needs_dynamic_shapes(plan, space):
+                    continue
+                if history.find_noop_trial(plan):
                     continue
                 if plan.threads is not None and plan.threads == history.eager_threads:  # as it is without
                     continue
@@ -317,8 +321,10 @@ def _fails_like_others(plan: Plan, space: PlanSpace) -> bool:
     return Trait.RESTRIDED in space.traits and lays_out_by_itself(plan)
 
 
-def _compiles_each_call(plan: Plan, space: PlanSpace) -> bool:
-    return Trait.GROWS in space.traits and plan.backend != EAGER.backend and plan.shapes == "static"
+def _needs_dynamic_shapes(plan: Plan, space: PlanSpace) -> bool:
+    """Return whether a plan for static shapes would compile at each call, or not answer calls of other sizes."""
+    grows = Trait.GROWS in space.traits and plan.backend != EAGER.backend
+    return plan.shapes == "static" and (grows or Trait.SIZES_VARY in space.traits)
 
 
 def _name(choice: Choice) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from torchwise.measure.paired_timing import Mix, Precision, measure_pair
 from torchwise.measure.profile import matrix_rate, profile_of
 from torchwise.plan.choice import Code, load_choices, load_code
 from torchwise.plan.trait import DIVISIBLE_BY, Trait
+from torchwise.plan.workload_spec import VaryingDim
 from torchwise.records import Inspection, Measurement, StepWork, WorkerStage
 from torchwise.records.structure_differences import pack_details
 from torchwise.trial.error_origin import Instruments, check_plainly
@@ -39,8 +40,9 @@ from torchwise.trial.plain_call import PlainCall, prints, run_plainly
 from torchwise.verify import is_stochastic
 from torchwise.verify.leaves import unread_note
 from torchwise.verify.step_runner import StepRunner
-from torchwise.workload import Workload, pytree
+from torchwise.workload import Example, Workload, pytree
 from torchwise.workload.identity import describe_example, identity, structure
+from torchwise.workload.other_sizes import add_other_sizes, search_varying_dims
 from torchwise.workload.structure_details import details_of
 from torchwise.workload.train_step import TrainStep
 
@@ -78,6 +80,10 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         named = job.identity_of(identity(workload, mode, model))
     if job.reads and not _is_read_by_cpp(workload):
         reads.keep(job.reads, named)
+    varying = job.workload.varying
+    if job.workload.sizes == "varying" and not varying:
+        varying = search_varying_dims(workload, lambda example: _run_once(workload, example))
+        workload = add_other_sizes(workload, varying)
     clock = Clock(job.workload.device, each=job.workload.times_each_call)
     stage(WorkerStage.RUN_EAGER)
     instruments = Instruments(lambda: check_plainly(workload))
@@ -115,6 +121,8 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
                 _traits(workload, shares, plain_call, instruments, stochastic=stochastic),
                 instruments.use("how its batch may be cut", lambda: step_traits(workload), frozenset()),
                 [Trait.PRINTS] if does_print else [],
+                [Trait.SIZES_VARY] if varying else [],
+                [Trait.SIZES_FIXED] if job.workload.sizes == "fixed" else [],
                 _core_traits(job.workload.device, measurement, steady / len(calls)),
             )
         ),
@@ -123,8 +131,13 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         peak_memory=memory,
         shares=shares,
         operators=None if None in counts else max(count for count in counts if count is not None),
-        notes=(*_notes(workload, mode, plain_call, stochastic=stochastic, unsteady=unsteady), *instruments.notes),
+        notes=(
+            *_notes(workload, mode, plain_call, stochastic=stochastic, unsteady=unsteady),
+            *([_describe_varying(varying)] if job.workload.sizes == "varying" else []),
+            *instruments.notes,
+        ),
         work=work,
+        varying=varying,
     )
 
 
@@ -134,6 +147,20 @@ def _is_read_by_cpp(workload: Workload) -> bool:
     return any(
         isinstance(one, (torch.jit.ScriptModule, torch.jit.ScriptFunction, torch.fx.GraphModule)) for one in parts
     )
+
+
+def _run_once(workload: Workload, example: Example) -> None:
+    """Call the model on a copy of an example, and put back what the call changes."""
+    with torch.no_grad():
+        runner(workload.call, example, "inference", original=workload.call, restores=True)()
+
+
+def _describe_varying(varying: Sequence[VaryingDim]) -> str:
+    if not varying:
+        return "no size of the inputs can vary: the model takes no others, or they share memory"
+    dims = [f"dimension {one.dim} of {one.path} ({' and '.join(map(str, one.lengths))})" for one in varying[:MAX_NAMED]]
+    rest = ", …" if len(varying) > MAX_NAMED else ""
+    return f"sizes vary, and plans are verified at other ones, too: {', '.join(dims)}{rest}"
 
 
 def _core_traits(device: str, measurement: Measurement, steady_s: float) -> list[Trait]:

@@ -106,10 +106,12 @@ class Job:
     reads: str = ""
 
     def identity_of(self, workload: str) -> str:
-        """Return the identity of a workload under this job's settings, which change what eager does."""
-        if self.settings is None:
+        """Return the identity of a workload under this job's settings, which change what eager does, and its sizes."""
+        sizes = [] if self.workload.sizes == "as-given" else [self.workload.sizes]
+        settings = [] if self.settings is None else [str(self.settings)]
+        if not sizes and not settings:
             return workload
-        return hashlib.sha256(f"{workload} {self.settings}".encode()).hexdigest()[:16]
+        return hashlib.sha256(" ".join([workload, *settings, *sizes]).encode()).hexdigest()[:16]
 
     def variables(self) -> dict[str, Any]:
         """Return every environment variable that the worker must see."""

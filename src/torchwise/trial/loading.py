@@ -19,6 +19,7 @@ from torchwise.trial.job import Job
 from torchwise.trial.pickling import methods_put_in, put_in
 from torchwise.workload import Workload, target
 from torchwise.workload.module_state import from_one_state, make_continuing_call
+from torchwise.workload.other_sizes import add_other_sizes
 from torchwise.workload.step_state import check_loss, loss_of
 from torchwise.workload.train_step import TrainStep
 from torchwise.workload.workload import Example, check_device, scale_batch
@@ -42,8 +43,12 @@ def load(job: Job) -> Workload:
         workload = replace(workload, call=RepeatableStep.from_step(workload.step))
     if workload.step and job.workload.mode != "training":
         raise InputError("the workload is a training step, but mode is 'inference': use mode 'training'")
+    if workload.step and job.workload.sizes == "varying":
+        raise InputError("sizes is 'varying', but a training step takes batches: give batches of several sizes instead")
     batch = job.batch or job.workload.batch
-    return workload if batch is None else scale_batch(workload, batch)
+    if batch is not None:
+        return scale_batch(workload, batch)
+    return add_other_sizes(workload, job.workload.varying)
 
 
 class RepeatableStep(TrainStep):

@@ -9,8 +9,6 @@ import re
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from torchwise.plan.workload_spec import VaryingDims
-
 MEMORY = "memory: "
 """Begins the last entry of a line, which tells the memory that inputs share."""
 _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[\d, ]*)\] (?:\((?P<strides>[-\d, ]*)\)|(?P<layout>torch\.\w+))")
@@ -105,8 +103,8 @@ def parse_inputs(line: str) -> InputSpec:
     return InputSpec(tuple(map(_parse_leaf, entries)), overlaps or ())
 
 
-def find_varying_dims(inputs: Sequence[str]) -> tuple[VaryingDims, ...]:
-    """Return the dimensions in which the examples of a workload differ, from one line for each example.
+def find_varying_dims(inputs: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return the dimensions in which the examples of a workload differ, by path, from one line for each example.
 
     A tensor whose rank differs, or that some example lacks, is left out.
     """
@@ -115,12 +113,12 @@ def find_varying_dims(inputs: Sequence[str]) -> tuple[VaryingDims, ...]:
         for leaf in parse_inputs(line).leaves:
             if isinstance(leaf.value, TensorSpec) and leaf.value.shape is not None:
                 shapes.setdefault(leaf.path, set()).add(leaf.value.shape)
-    found = []
+    found = {}
     for path, seen in shapes.items():
         if len({len(shape) for shape in seen}) == 1:
             sizes = [set(column) for column in zip(*seen, strict=True)]
-            found.append(VaryingDims(path, tuple(dim for dim, values in enumerate(sizes) if len(values) > 1)))
-    return tuple(one for one in found if one.dims)
+            found[path] = tuple(dim for dim, lengths in enumerate(sizes) if len(lengths) > 1)
+    return {path: dims for path, dims in found.items() if dims}
 
 
 def _strip_sizes(value: TensorSpec | str) -> Hashable:

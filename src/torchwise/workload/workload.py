@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchwise._torch.dynamo import DIM_MARKS
 from torchwise.errors import UnsupportedError, WorkloadError
 from torchwise.plan.workload_spec import BatchDim, Roofline
 from torchwise.workload import pytree
@@ -211,6 +212,7 @@ def _move(tensor: torch.Tensor, device: str) -> torch.Tensor:
     moved = tensor.detach().to(device)
     if tensor.layout is torch.strided and not tensor.is_nested and moved.stride() != tensor.stride():
         moved = pytree.copy_of(tensor, device)
+    vars(moved).update({name: marks for name, marks in vars(tensor).items() if name in DIM_MARKS})
     return moved.requires_grad_(tensor.requires_grad)
 
 
@@ -260,15 +262,28 @@ def scale_batch(workload: Workload, batch: BatchDim) -> Workload:
 
 
 def resize_example(example: Example, dim: int, size: int) -> Example:
-    """Return the example with its items along `dim` repeated or left out until there are `size`.
+    """Return the example at another size of the dimension `dim` of every tensor (see `resize_places`)."""
+    tensors = pytree.list_named_leaves((example.args, dict(example.kwargs)))
+    places = [(path, dim % leaf.dim()) for path, leaf in tensors if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    return resize_places(example, dict.fromkeys(places, size))
+
+
+def resize_places(example: Example, lengths: Mapping[tuple[str, int], int]) -> Example:
+    """Return the example with its items along some dimensions repeated or left out until there are so many.
 
     The values stay the same: indices stay in their range, and masks stay masks.
+
+    Args:
+        example: the example.
+        lengths: the new length by the path of an input and a dimension.
     """
-
-    def resize(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dim() == 0:
-            return tensor
-        items = torch.arange(size, device=tensor.device) % tensor.shape[dim]
-        return tensor.detach().index_select(dim, items).requires_grad_(tensor.requires_grad)
-
-    return example.map_tensors(resize)
+    changed: dict[int, torch.Tensor] = {}
+    for path, tensor in pytree.list_named_leaves((example.args, dict(example.kwargs))):
+        wanted = [(dim, lengths[path, dim]) for dim in range(getattr(tensor, "ndim", 0)) if (path, dim) in lengths]
+        if isinstance(tensor, torch.Tensor) and wanted:
+            resized = tensor.detach()
+            for dim, length in wanted:
+                items = torch.arange(length, device=tensor.device) % tensor.shape[dim]
+                resized = resized.index_select(dim, items)
+            changed[id(tensor)] = resized.requires_grad_(tensor.requires_grad)
+    return example.map_tensors(lambda tensor: changed.get(id(tensor), tensor))

@@ -66,7 +66,8 @@ register(
         summary="one compilation serves all shapes of the mix, instead of one each",
         required_traits=(Trait.SEVERAL_SHAPES,),
         requires=ON_INDUCTOR,
-        implies_for=((Trait.GROWS, ("backend", "inductor")),),
+        implies_for=((Trait.GROWS, ("backend", "inductor")), (Trait.SIZES_VARY, ("backend", "inductor"))),
+        excluded_by=((Trait.SIZES_FIXED, "the sizes of inputs are said to be fixed"),),
         effort="quick",
     ),
 )

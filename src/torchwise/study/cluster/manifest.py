@@ -33,6 +33,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     budget: float | None = None
     memory_limit: float | str | None = None
     latency_limit: float | str | None = None
+    input_sizes: str = "as-given"
     seed: int = 0
     plan: tuple[str, ...] = ()
     cold: bool = False
@@ -46,7 +47,10 @@ AS_THEY_ARE = (
     *("calls", "restarts", "allow", "effort", "budget", "objective", "latency_limit", "mode", "cold", "wait"),
     *("compile_timeout", "iterations", "fullgraph"),
 )
-"""Options that a manifest writes as Python does. A plan is text. A limit of memory without a unit is in GiB."""
+"""Options that a manifest writes as Python does. A plan is text. A limit of memory without a unit is in GiB.
+
+The `sizes` of a manifest are those of the zoo.
+"""
 
 
 class Task(Options, frozen=True):
@@ -68,6 +72,7 @@ class Task(Options, frozen=True):
         options = TuneOptions(
             plans=tuple(map(Plan.from_json, self.plan)) or None,
             memory_limit=None if self.memory_limit is None else to_bytes(self.memory_limit, "memory limit", "GiB"),
+            sizes=self.input_sizes,
             fresh=fresh,
             **same,
         )
@@ -76,7 +81,7 @@ class Task(Options, frozen=True):
     def arguments(self) -> list[str]:
         """Return the arguments of `torchwise` for this study."""
         values = {name: value for name, value in msgspec.structs.asdict(self).items() if value not in (None, "")}
-        target, plans = values.pop("target"), values.pop("plan")
+        target, plans, values["sizes"] = values.pop("target"), values.pop("plan"), values.pop("input_sizes")
         flags = [f"--{name}" for name in ("cold", "wait", "fullgraph") if values.pop(name)]
         options = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
         return ["tune", *options, *flags, *(f"--plan={plan}" for plan in plans), "--", target]

@@ -236,7 +236,7 @@ class Recorder(TorchDispatchMode):
         Raises:
             UnsupportedError: it depends on a size that is no input of the graph.
         """
-        return node_for_number(self._graph, value, self._numbers)
+        return node_for_number(value, self._numbers)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Decompose the operator, or write it down."""

@@ -228,10 +228,10 @@ def cumprod(want: ExpectedResult, z: Any, dim: int, *, dtype: Any = None) -> Pai
 
 def _known_length(tensor: torch.Tensor, dim: int) -> int:
     """Return a length on which the number of operators depends, so that it must be one for all calls."""
-    length = tensor.shape[dim]
+    length: Any = tensor.shape[dim]
     if isinstance(length, torch.SymInt):
         raise NotCoveredError("the length of the dimension varies")
-    return length
+    return int(length)
 
 
 def _narrow(z: Pair, dim: int, start: int, length: int) -> Pair:
