@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +32,11 @@ class Server:
         self.speedup, self.holds, self.code = speedup, holds, "code"
         self.ran: list[tuple[str, Plan, int]] = []
         self.checks = 0
+        self.waits: list[float] = []
+        self.fails_above = 10_000
 
     def run(self, job: Job | SampleCheck, limits: Any, on_stage: Any) -> str | Failure:
+        self.waits.append(limits.end_s)
         if isinstance(job, SampleCheck):
             self.checks += 1
             return codec.to_json(BatchDim(0, 1))
@@ -47,6 +51,8 @@ class Server:
             name = f"identity of {self.code} at {batch.size}"
             return codec.to_json(Inspection(name, self.code, "Net", ("x",), frozenset({"module"}), timed, 0.1))
         speed = self.speedup if job.plan == INDUCTOR else 1.0 if job.plan == EAGER else 0.5
+        if batch.size > self.fails_above and job.baseline_s is not None:  # in a study, and not among other sizes
+            speed = 0.1
         timed = Measurement(tuple(second / speed for second in eager), eager)
         if job.task in ("warm", "duel"):
             return codec.to_json(Restart(0.1, timed) if job.task == "warm" else timed)
@@ -149,6 +155,22 @@ def test_models_that_cannot_be_batched_are_refused_before_any_size_is_tried(
 def test_the_latest_decision_of_the_target_is_the_one_returned(storage: Storage) -> None:
     study = search(storage, Server())
     assert storage.decisions(target="zoo:any")[0] == study.decision
+
+
+def test_if_the_larger_batch_disappoints_the_smaller_one_is_decided_last(storage: Storage) -> None:
+    server = Server()
+    server.fails_above = 40
+    study = search(storage, server)
+    assert server.sizes("inspect", EAGER) == [40, 80]
+    assert batch_of(study) == (INDUCTOR, 40)
+    assert storage.decisions(target="zoo:any")[0] == study.decision
+
+
+@pytest.mark.parametrize("budget_s", [None, 500.0])
+def test_waiting_for_others_counts_only_against_a_budget_of_the_user(storage: Storage, budget_s: float | None) -> None:
+    server = Server()
+    assert batch_of(search(storage, server, budget_s=budget_s)) == (INDUCTOR, 80)
+    assert all(wait == math.inf if budget_s is None else wait <= budget_s for wait in server.waits)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-import math
 import random
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -22,7 +20,6 @@ import torchwise
 from live_decisions import make_decision
 from torchwise.errors import InputError, QueueFullError
 from torchwise.plan import Plan
-from torchwise.runtime.batch_calls import BatchQueue, Request
 from torchwise.runtime.batching import BatchServer
 from torchwise.runtime.bucketing import Padding, apply_buckets, verify_padding
 from torchwise.workload import Example
@@ -273,61 +270,6 @@ def test_a_request_without_a_batch_is_refused(args: tuple[torch.Tensor, ...], sa
 def test_bad_arguments_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         torchwise.serve_batched(**{"fast": torch.nn.Identity(), **options})
-
-
-def simulate(
-    rate: float, max_batch: int, max_wait_s: float, call_s: Callable[[int], float], max_waiting: int = 10**6
-) -> SimpleNamespace:
-    """Send Poisson arrivals of a fake clock through the queue of a model that takes `call_s(size)` a call."""
-    draw, now, free_at = random.Random(0), 0.0, 0.0
-    arrivals = list(itertools.accumulate(draw.expovariate(rate) for _ in range(20_000)))
-    queue, latencies, sizes, sent = BatchQueue(max_batch, max_wait_s, max_waiting), [], [], 0
-    while len(latencies) < len(arrivals):
-        while sent < len(arrivals) and arrivals[sent] <= now:
-            queue.put(Request(((), {}), ((), {}), 1, "all", arrivals[sent]))
-            sent += 1
-        if now >= free_at and (batch := queue.take(now)):
-            free_at = now + call_s(len(batch))
-            sizes.append(len(batch))
-            latencies += [free_at - request.arrived_s for request in batch]
-            continue
-        due_s = queue.wait_s(now)
-        due = math.inf if due_s is None else max(now + due_s, math.nextafter(now, math.inf))
-        coming = arrivals[sent] if sent < len(arrivals) else math.inf
-        now = min(coming, free_at if now < free_at else due)
-    latencies.sort()
-    return SimpleNamespace(p99=latencies[int(0.99 * len(latencies))], sizes=sizes, rate=len(arrivals) / now)
-
-
-def call_s(size: int) -> float:
-    """A call takes 2 ms, and 0.2 ms a sample, so that batches of 32 pay eight times."""
-    return 2e-3 + 0.2e-3 * size
-
-
-def test_poisson_load_far_above_batch_1_keeps_the_latency_limit() -> None:
-    alone = 1 / call_s(1)
-    found = simulate(5 * alone, 32, 2e-3, call_s)
-    assert found.rate == pytest.approx(5 * alone, rel=0.05), "it keeps up"
-    assert found.p99 < 2 * call_s(32) + 2e-3
-    assert max(found.sizes) <= 32
-    assert simulate(5 * alone, 1, 0.0, call_s).p99 > 1.0, "batch 1 does not keep up"
-
-
-def test_a_lone_request_waits_no_longer_than_asked_for() -> None:
-    found = simulate(1.0, 32, 2e-3, call_s)
-    assert found.p99 == pytest.approx(2e-3 + call_s(1), rel=0.05)
-
-
-def test_a_full_batch_waits_for_nobody_but_a_late_one_of_another_kind() -> None:
-    queue = BatchQueue(2, 1.0, 10)
-    request = [Request(((), {}), ((), {}), 1, group, at) for group, at in (("a", 0.0), ("b", 0.1), ("b", 0.2))]
-    for one in request:
-        queue.put(one)
-    assert queue.wait_s(0.25) == 0.75
-    assert queue.take(0.3) == request[1:]
-    assert queue.take(0.9) == []
-    assert queue.take(1.0) == request[:1]
-    assert (queue.wait_s(1.0), queue.samples) == (None, 0)
 
 
 def test_under_real_poisson_load_threads_get_their_own_answers_in_time() -> None:

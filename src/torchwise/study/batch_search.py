@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from torchwise.environment import Environment
@@ -118,7 +117,7 @@ def search_batch(
         study = run(replace(request, workload=stored.workload, identity=None))
         if study.decision and study.decision.identity == stored.identity:
             return study
-    return _BatchSearch(request, launcher, listener, run).find()
+    return _BatchSearch(request, storage, launcher, listener, run).find()
 
 
 def _find_decided(request: Request, storage: Storage, here: Environment) -> Decision | None:
@@ -133,33 +132,32 @@ def _find_decided(request: Request, storage: Storage, here: Environment) -> Deci
 @dataclass
 class _BatchSearch:
     request: Request
+    storage: Storage
     launcher: Launcher
     listener: Listener
     run: RunStudy
 
     def find(self) -> Study:
-        self._budget = replace(self.request.start_budget(self.listener.stage), seconds=self.request.search_s)
-        if self.request.budget_s is not None:  # the time of an effort ends no worker
-            self.launcher = self._budget.limit(self.launcher)
+        self._budget = self.request.start_budget(self.listener.stage)
+        self.launcher = self._budget.limit(self.launcher)
+        self.listener.note("verifying that samples of a batch do not depend on each other")
         self._check_samples()
         plan, size = EAGER, self._fit(EAGER, 1, frozenset())
         studies: dict[int, Study] = {}
         while size not in studies and len(studies) < MAX_ROUNDS:
             try:
-                studies[size] = study = self._run(size, fresh=self.request.fresh)
+                studies[size] = self._run(size)
             except BudgetError:
                 if not studies:
                     raise
                 break
-            decided = study.decision.plan if study.decision else EAGER
-            if decided == plan or self._budget.is_spent:
+            decided = studies[size].decision
+            if (decided.plan if decided else EAGER) == plan or self._budget.is_spent:
                 break
-            plan, size = decided, self._fit(decided, size, study.inspection.traits)
-        best = max(studies, key=lambda size: _samples_per_s(studies[size]))
-        # The decision of the best size is made last, so that the latest decision for the target is that one.
-        with suppress(BudgetError):
-            return studies[best] if studies[best] is study else self._run(best, fresh=False)
-        return studies[best]
+            plan = decided.plan if decided else EAGER
+            size = self._fit(plan, size, studies[size].inspection.traits)
+        best, latest = max(studies.values(), key=_samples_per_s), [*studies.values()][-1]
+        return best if best is latest else self._decide_again(best)
 
     def _check_samples(self) -> None:
         job = self.request.make_job("try")
@@ -170,20 +168,27 @@ class _BatchSearch:
         if isinstance(found, Failure):
             raise UnsupportedError(f"whether samples of a batch depend on each other is not known: the check {found}")
 
-    def _run(self, size: int, *, fresh: bool) -> Study:
+    def _run(self, size: int) -> Study:
+        """Search for a plan at a batch size. Without a budget, the time of the effort is for plans alone."""
         self.listener.note(f"searching for a plan at batch {size}")
         workload = replace(self.request.workload, batch=BatchDim(0, size))
-        left_s = max(self._budget.left_s, 1e-3)
-        request = replace(self.request, workload=workload, budget_s=left_s, begun=None, fresh=fresh, identity=None)
-        return self.run(request)
+        left_s = None if self.request.budget_s is None else max(self._budget.left_s, 1e-3)
+        return self.run(replace(self.request, workload=workload, budget_s=left_s, begun=None, identity=None))
+
+    def _decide_again(self, study: Study) -> Study:
+        """Store a decision once more, so that it is the latest of the target."""
+        excluded, target = study.excluded, study.workload.target
+        self.storage.store_outcome(study.id, state=study.state, decision=study.decision, excluded=excluded, seconds=0.0)
+        return self.storage.get_study(study.id, target)
 
     def _fit(self, plan: Plan, start: int, traits: frozenset[Trait]) -> int:
         """Return the batch size of most samples per second from `start` on, or `start` if none keeps the limits."""
+        self.listener.note(f"searching for a batch size under {plan}")
         job = replace(self.request.make_job("try"), plan=plan, effort=EFFORTS["quick"], traits=traits)
         study = PlanStudy(job, self.launcher, self.request.trial_s, self._budget.spent.stage)
-        kept_s = self._budget.left_s / 2  # for plans
+        until_s = self._budget.now_s + min(self._budget.left_s, self.request.search_s) / 2  # the rest is for plans
         found = fit_sizes(
-            study, start, MAX_BATCH, tell=self.listener.note, is_over=lambda: self._budget.left_s < kept_s
+            study, start, MAX_BATCH, tell=self.listener.note, is_over=lambda: self._budget.now_s > until_s
         )
         first = found.tried[0]
         if plan.is_eager and first.samples_per_s is None and self._budget.is_spent:
