@@ -20,6 +20,7 @@ Kind = Literal[
     "fallback_rate",
     "slow_down",
     "background_failed",
+    "search_failed",
 ]
 
 
@@ -32,7 +33,8 @@ class Alert:
             the plan failed so often that it is disabled for a time. "out_of_memory": the plan's memory was freed.
             "recompile_limit": the plan reached its limit of recompilations, as its inputs vary too much.
             "fallback_rate": the original model runs too many calls. "slow_down": the plan is slower than at the time of
-            the decision. "background_failed": the search in the background failed.
+            the decision. "background_failed": the search in the background failed. "search_failed": the search for a
+            component failed.
         message: the fault and the response to it, as text.
         facts: the same as data, with the plan.
     """

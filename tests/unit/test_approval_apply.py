@@ -120,7 +120,7 @@ def test_optimize_asks_the_store_that_it_tunes_into(
     rule(own, PLAN, Standing.REJECTED)
     with open_storage(own) as storage:
         study = api.Study(storage.get_study(1))
-    monkeypatch.setattr(api, "tune", lambda *_, **__: study)
+    monkeypatch.setattr("torchwise.runtime.optimize.tune", lambda *_, **__: study)
     assert torchwise.optimize(NET, (X,), store=own).decision.plan == OTHER
     assert torchwise.optimize(NET, (X,)).decision.plan == PLAN
     assert not Path(store).exists()

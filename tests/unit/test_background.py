@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -27,7 +29,7 @@ from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Costs, Failure, FailureKind, Interval, Study, codec
 from torchwise.runtime import Dispatcher
 from torchwise.runtime.background import protocol, search, tuning
-from torchwise.runtime.background.aot_worker import AotCode, CheckResult, Preparation, _keeps_no_state
+from torchwise.runtime.background.aot_worker import AotCode, CheckResult, _keeps_no_state
 from torchwise.runtime.background.first_call import answers_alike
 from torchwise.runtime.background.protocol import Message, Order
 from torchwise.runtime.fallback_reason import FallbackReason
@@ -123,6 +125,21 @@ def test_a_function_is_swapped_as_well(child: Callable[..., None]) -> None:
         assert fast.background.wait(30)
         torch.testing.assert_close(fast(X), X.sin())
     assert fast.decision.plan == THREADS
+
+
+def test_the_counts_go_on_when_a_plan_is_swapped_in(child: Callable[..., None], tmp_path: Path) -> None:
+    model, found = Model().eval(), tmp_path / "found"
+    wait = f"import pathlib\nwhile not pathlib.Path({str(found)!r}).exists(): time.sleep(0.01)\n"
+    news = "".join(f"print({line!r}, flush=True)\n" for line in (build_promotion(model), DONE))
+    child(then=wait + news)
+    with torch.no_grad():
+        fast = optimize_model(model)
+        fast(X)
+        found.touch()
+        assert fast.background.wait(30)
+        fast(X)
+    assert (fast.statistics.optimized, fast.statistics.original) == (1, {FallbackReason.TUNING_IN_BACKGROUND: 1})
+    assert fast.statistics.fallback_rate == 0
 
 
 def test_it_answers_before_anything_is_found(child: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
@@ -402,7 +419,7 @@ def test_training_is_refused() -> None:
 
 def test_what_is_no_wrapper_cannot_be_swapped() -> None:
     model = Model()
-    with pytest.raises(InputError, match=r"only the result of torchwise\.apply"):
+    with pytest.raises(InputError, match=r"only a module or function from torchwise\.apply"):
         swap(model, Dispatcher(model, make_decision(model, THREADS, X)))
 
 
@@ -432,12 +449,18 @@ def test_what_a_plan_becomes_that_cannot_be_carried_over(plan: Plan, expected: P
 class Workers:
     """Answers for the workers that make and check."""
 
-    def __init__(self, speedups: dict[Plan, float], failing: tuple[Plan, ...] = ()) -> None:
-        self.speedups, self.failing = speedups, failing
+    def __init__(
+        self, speedups: dict[Plan, float], failing: tuple[Plan, ...] = (), clock: list[float] | None = None
+    ) -> None:
+        self.speedups, self.failing, self.clock = speedups, failing, clock
         self.asked: list[tuple[str, Plan]] = []
+        self.limits_s: list[float] = []
 
-    def run(self, job: Preparation, limits: Any, on_stage: Any) -> str | Failure:
+    def run(self, job: Any, limits: Any, on_stage: Any) -> str | Failure:
         plan = job.job.plan
+        self.limits_s.append(limits.end_s)
+        if self.clock is not None:  # a worker that takes all the time that it may
+            self.clock[0] += limits.end_s
         self.asked.append((job.step, plan))
         if plan in self.failing:
             return Failure(FailureKind.RAISED, "compile ahead", "UnsupportedError: it depends on G['x']")
@@ -470,6 +493,70 @@ def test_cold_caches_are_timed_in_the_last_search_alone(monkeypatch: pytest.Monk
     order = Order(Request(WorkloadSpec("live:m"), cold=True), ("quick", "standard"), str(tmp_path / "s.db"), ())
     search.search(order, tmp_path, Workers({}), lambda news: None)  # type: ignore[arg-type]
     assert asked == [("quick", False), ("standard", True)]
+
+
+class Searched:
+    """Stands in for the search: it takes all the time that it may, by a clock, and finds `COMPILED`."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.clock = clock
+        self.asked: list[tuple[str, float | None]] = []
+
+    def __call__(self, request: Request, *_: Any, **__: Any) -> Study:
+        self.asked.append((request.effort, request.budget_s))
+        self.clock[0] += request.budget_s or 1000.0
+        return a_study((a_trial(0, COMPILED, 3.0),), decided=0)
+
+
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch) -> Searched:
+    clock = [1000.0]
+    monkeypatch.setattr(search, "time", SimpleNamespace(time=lambda: clock[0]))
+    found = Searched(clock)
+    monkeypatch.setattr(search, "run_study", found)
+    return found
+
+
+def carry_out(folder: Path, workers: Workers, budget_s: float | None = None, **changes: Any) -> list[Message]:
+    order = Order(Request(WorkloadSpec("live:m"), budget_s=budget_s), ("quick", "standard"), None, (), **changes)
+    told: list[Message] = []
+    search.search(replace(order, store=str(folder / "s.db")), folder, workers, told.append)
+    return told
+
+
+def test_a_budget_holds_for_all_searches_and_for_the_code_of_their_plans(tmp_path: Path, searched: Searched) -> None:
+    workers = Workers({COMPILED: 3.0}, clock=searched.clock)
+    told = carry_out(tmp_path, workers, 90.0, started=970.0)
+    assert searched.asked == [("quick", pytest.approx(40.0))], "30 s were spent, and a third is for the code"
+    assert [limit for limit in workers.limits_s if limit <= 20] == workers.limits_s
+    assert searched.clock[0] <= 1060.0
+    assert [news.kind for news in told][-1] == "stays"
+    assert told[-1].text == "the budget of 90 s is spent"
+
+
+def test_an_early_search_leaves_time_for_the_thorough_one(tmp_path: Path, searched: Searched) -> None:
+    carry_out(tmp_path, Workers({COMPILED: 3.0}), 3600.0, started=1000.0)
+    (quick, first_s), (standard, second_s) = searched.asked
+    assert (quick, standard, first_s) == ("quick", "standard", 120.0)
+    assert second_s is not None
+    assert 2000 < second_s < 2400
+
+
+def test_without_a_budget_each_effort_has_its_own_limit(tmp_path: Path, searched: Searched) -> None:
+    workers = Workers({COMPILED: 3.0})
+    carry_out(tmp_path, workers)
+    assert searched.asked == [("quick", None), ("standard", None)]
+    assert min(workers.limits_s) == float("inf")
+
+
+@pytest.mark.parametrize(("minimum", "kinds"), [(2.5, {"promoted"}), (3.5, {"left"})])
+def test_a_plan_must_reach_the_minimum_speedup(
+    tmp_path: Path, searched: Searched, minimum: float, kinds: set[str]
+) -> None:
+    told = carry_out(tmp_path, Workers({COMPILED: 3.0}), minimum_speedup=minimum)
+    assert {news.kind for news in told} - {"searching", "stays"} == kinds
+    if kinds == {"left"}:
+        assert told[-1].text.endswith("and minimum_speedup is 3.5")
 
 
 def test_what_was_decided_is_made_checked_and_promoted() -> None:

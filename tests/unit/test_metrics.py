@@ -21,7 +21,7 @@ from torchwise.records.statistics import Interval
 from torchwise.runtime import monitors
 from torchwise.runtime.circuit_breaker import PlanCircuits
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
-from torchwise.runtime.monitors import EVERY, RECENT, Latency
+from torchwise.runtime.monitors import EVERY, MAX_EVERY, RECENT, Latency, SpeedMonitor, choose_every
 from torchwise.runtime.statistics import BOUNDS_S, MAX_ERROR_TYPES, OTHER, Histogram
 
 PLAN = Plan(threads=torch.get_num_threads() + 1)
@@ -58,41 +58,80 @@ def test_a_histogram_counts_by_upper_bound() -> None:
     assert Histogram().quantile(0.5) is None
 
 
+@pytest.mark.parametrize(("seconds", "every"), [(1e-6, MAX_EVERY), (1e-3, EVERY), (0.1, 12), (1.0, 1), (60.0, 1)])
+def test_long_calls_are_timed_more_often(seconds: float, every: int) -> None:
+    assert choose_every(seconds) == every
+
+
 @torch.no_grad()
 def test_one_call_in_so_many_is_timed(clock: list[float]) -> None:
     fast = torchwise.apply(double, make_decision(double, PLAN, X))
     for _ in range(3 * EVERY + 2):
         fast(X)
     counts = fast.statistics
-    assert (sum(counts.latency.counts), counts.latency.quantile(0.5)) == (3, pytest.approx(1e-3))
+    assert (sum(counts.latency.counts), counts.latency.quantile(0.5)) == (4, pytest.approx(1e-3)), "the second, and 3"
     assert (counts.first_calls, counts.first_calls_s > 0) == (1, True)
-    assert json.loads(json.dumps(counts.snapshot()))["latency"]["calls"] == 3
+    assert json.loads(json.dumps(counts.snapshot()))["latency"]["calls"] == 4
+
+
+def call_until_alert(fast: Any, limit: int = 10_000) -> int | None:
+    """Return the number of calls after which there is an alert, or None if there is none within the limit."""
+    with heard() as alerts:
+        for calls in range(1, limit + 1):
+            fast(X)
+            if alerts:
+                return calls
+    return None
+
+
+def promise(seconds: float) -> Any:
+    return replace(make_decision(double, PLAN, X), speedup=Interval(1.9, 2.0, 2.1), baseline_s=2 * seconds)
 
 
 @torch.no_grad()
-def test_a_plan_that_is_slower_than_promised_is_said_once(clock: list[float]) -> None:
-    decision = replace(make_decision(double, PLAN, X), speedup=Interval(1.9, 2.0, 2.1), baseline_s=2e-3)
-    fast = torchwise.apply(double, decision)
+@pytest.mark.parametrize("seconds", [1e-5, 1e-3, 0.05, 2.0])
+def test_a_plan_that_is_slower_than_promised_is_said_soon(clock: list[float], seconds: float) -> None:
+    fast = torchwise.apply(double, promise(seconds))
+    clock.append(seconds)
+    assert call_until_alert(fast, 300) is None
+    clock.append(1.6 * seconds)
+    calls = call_until_alert(fast)
+    assert calls is not None
+    assert calls <= 200 or calls * 1.6 * seconds <= 10
+
+
+@torch.no_grad()
+def test_a_few_slow_calls_are_no_slow_down(clock: list[float]) -> None:
+    fast = torchwise.apply(double, promise(1e-3))
+    for _ in range(20):
+        clock.append(1e-3)
+        assert call_until_alert(fast, 5 * EVERY) is None
+        clock.append(0.1)
+        assert call_until_alert(fast, 3 * EVERY) is None
+
+
+@torch.no_grad()
+def test_a_slow_down_is_said_again_only_after_the_plan_was_as_fast_as_promised(clock: list[float]) -> None:
+    fast = torchwise.apply(double, promise(1e-3))
     with heard() as alerts:
-        for took in (1.4e-3, 1.6e-3, 1.6e-3, 1e-3, 1.6e-3):
+        for took in (1.4e-3, 1.6e-3, 1.4e-3, 1.6e-3, 1e-3, 1.6e-3):
             clock.append(took)
             for _ in range(RECENT * EVERY):
                 fast(X)
-        for _ in range(EVERY):  # the very first call compiles, and is not timed
-            fast(X)
-    assert [alert.kind for alert in alerts] == ["slow_down"] * 2, "again after it was as promised"
+        fast(X)  # the very first call compiles, and is not timed
+    assert [alert.kind for alert in alerts] == ["slow_down"] * 2
     assert alerts[0].message == f"plan {PLAN} takes 1.6 ms, but 1 ms were measured for the decision"
     assert alerts[0].facts["promised_s"] == pytest.approx(1e-3)
 
 
 @torch.no_grad()
-def test_nothing_is_promised_for_a_mix_of_inputs(clock: list[float]) -> None:
-    decision = make_decision(double, PLAN, X)
-    decision = replace(decision, inputs=(*decision.inputs, "more"), speedup=Interval(1.9, 2.0, 2.1), baseline_s=2e-6)
-    fast = torchwise.apply(double, decision)
+@pytest.mark.parametrize("plan", [PLAN, replace(PLAN, shapes="dynamic", backend="inductor")])
+def test_nothing_is_promised_for_a_mix_of_inputs_or_of_sizes(plan: Plan) -> None:
+    decision = replace(promise(1e-6), plan=plan)
+    if plan == PLAN:
+        decision = replace(decision, inputs=(*decision.inputs, "more"))
     with heard() as alerts:
-        for _ in range(RECENT * EVERY + 2):
-            fast(X)
+        SpeedMonitor(decision)(1.0)
     assert alerts == []
 
 
@@ -119,16 +158,16 @@ def test_on_a_gpu_events_are_read_later_and_nothing_waits(monkeypatch: pytest.Mo
     capturing = [False]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     histogram = Histogram()
-    timer = Latency("cuda", histogram, lambda _: None)
-    assert timer.time_call(double, (X,), {}).equal(double(X))
+    timer = Latency("cuda", lambda _: None)
+    assert timer.time_call(double, (X,), {}, histogram).equal(double(X))
     assert sum(histogram.counts) == 0
     Event.behind = 1
-    timer.time_call(double, (X,), {})
+    timer.time_call(double, (X,), {}, histogram)
     assert sum(histogram.counts) == 0, "the GPU is not there yet"
-    timer.time_call(double, (X,), {})
+    timer.time_call(double, (X,), {}, histogram)
     assert (sum(histogram.counts), histogram.sum_s) == (1, pytest.approx(3e-3))
     capturing[0] = True
-    timer.time_call(double, (X,), {})
+    timer.time_call(double, (X,), {}, histogram)
     assert sum(histogram.counts) == 1, "while somebody records a graph, nothing is asked of the GPU"
 
 
@@ -160,8 +199,8 @@ def test_prometheus_sees_the_counts_as_they_are_when_it_asks(
     assert sample(registry, "frozen", model="one") == 0
     torchwise.freeze(one)
     assert sample(registry, "frozen", model="one") == 1
-    assert sample(registry, "latency_seconds_bucket", model="one", le="0.002") == 1
-    assert sample(registry, "latency_seconds_count", model="one") == 1
+    assert sample(registry, "latency_seconds_bucket", model="one", le="0.002") == 2
+    assert sample(registry, "latency_seconds_count", model="one") == 2
     remove()
     assert sample(registry, "optimized_calls_total", model="one") is None
     assert b"torchwise_optimized_calls_total" in prometheus_client.generate_latest(registry)
@@ -240,8 +279,11 @@ def test_a_name_is_taken_once(registry: prometheus_client.CollectorRegistry) -> 
 
 
 def test_only_what_was_optimised_has_metrics(registry: prometheus_client.CollectorRegistry) -> None:
-    with pytest.raises(InputError, match="it is a function, but only the result of torchwise"):
-        torchwise.export_metrics(double, "it", registry)
+    for other in (double, torch.nn.Linear(2, 2), [], None):
+        with pytest.raises(InputError, match=r"Torchwise did not make it, but only a result of .* has metrics"):
+            torchwise.export_metrics(other, "it", registry)
+    with pytest.raises(InputError, match=r"it is of type function, and .* can be frozen"):
+        torchwise.freeze(double)
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

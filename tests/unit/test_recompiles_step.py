@@ -16,9 +16,8 @@ from torchwise._torch.dynamo import count_compiled_graphs
 from torchwise.alerts import heard
 from torchwise.compile.backends import inductor
 from torchwise.plan import Plan
-from torchwise.runtime import statistics
-from torchwise.runtime.dispatch import NOT_VERIFIED
 from torchwise.runtime.fallback_reason import FallbackReason
+from torchwise.runtime.served import NOT_VERIFIED
 from torchwise.runtime.step import OptimizedStep
 
 MODEL, LOSS = Plan(backend="inductor"), Plan(backend="inductor", scope="loss")
@@ -140,15 +139,14 @@ def test_a_setting_of_an_optimizer_that_cannot_be_an_input_ends_the_plan_and_is_
     assert reason.startswith("`param_groups[0]['note']` on the AdamW is another string on every call")
 
 
-def test_batches_that_were_not_proven_are_said_once_and_alerted(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(statistics, "MIN_CALLS", 20)
+def test_batches_that_were_not_proven_are_said_once_and_alerted(caplog: pytest.LogCaptureFixture) -> None:
     fast, _ = make_steps(MODEL)
     with heard() as alerts, caplog.at_level(logging.WARNING, "torchwise"):
         for given in batches(30, rows=6):
             fast(*given)
     assert caplog.text.count(f"a training step is taken as written, because {NOT_VERIFIED}") == 1
+    assert caplog.text.count("the plan was verified on ") == 1
+    assert "and not on [0][0] float32[6, 4] (4, 1); [0][1] int64[6] (1,)" in caplog.text
     assert [alert.kind for alert in alerts] == ["fallback_rate"]
     assert alerts[0].facts["reason"] == FallbackReason.INPUTS_NOT_VERIFIED
     assert alerts[0].facts["sentence"] == str(NOT_VERIFIED)

@@ -393,8 +393,8 @@ def test_a_deep_copy_is_optimised_whatever_way_the_original_is_copied_in() -> No
 
 
 def test_only_what_was_optimised_can_be_frozen(net: Net) -> None:
-    with pytest.raises(InputError, match="it is a Net, but only the result of torchwise"):
-        freeze(net)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="it is of type Net, and Torchwise did not make it"):
+        freeze(net)
 
 
 def test_the_counts_are_plain_data(net: Net) -> None:

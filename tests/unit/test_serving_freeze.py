@@ -347,8 +347,8 @@ def test_a_torch_that_does_not_say_when_it_compiles_cannot_be_frozen(net: Net, m
 
 
 def test_only_what_was_optimised_is_unfrozen(net: Net) -> None:
-    with pytest.raises(InputError, match=r"it is a Net, but only the result of torchwise\.apply"):
-        unfreeze(net)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"it is of type Net, and Torchwise did not make it"):
+        unfreeze(net)
 
 
 @torch.no_grad()

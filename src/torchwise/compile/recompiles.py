@@ -7,10 +7,12 @@ model answers, and a message names the value that varies. `Pace` limits work tha
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torchwise._torch import dynamo
@@ -46,6 +48,7 @@ _WORDS = {
         "tune without the option `freezing`, which writes them into the code",
     ),
     VaryingKind.LENGTH: ("has another length on every call", "keep growing data in a tensor of a fixed size"),
+    VaryingKind.BRANCH: ("differs from call to call", "keep sizes and branches independent of values"),
     VaryingKind.STATE: ("changes from call to call", "set it once, before the plan is applied"),
     VaryingKind.OBJECT: ("is another object on every call", "set it once, before the plan is applied"),
 }
@@ -64,6 +67,31 @@ class RecompileLimitError(UnsupportedError):
         self.reason = reason
 
 
+@dataclass(slots=True)
+class Price:
+    """The seconds of the compilations in calls of known kinds, which all parts of a plan share.
+
+    Attributes:
+        limit_s: returns the seconds that they may take before the plan stops.
+        told: called with the seconds of each.
+        spent_s: the seconds since the last quiet hour.
+    """
+
+    limit_s: Callable[[], float] = lambda: math.inf
+    told: Callable[[float], None] = lambda _: None
+    spent_s: float = 0.0
+
+    @property
+    def is_too_high(self) -> bool:
+        """Whether they took longer than they may."""
+        return self.spent_s > self.limit_s()
+
+    def pay(self, seconds: float) -> None:
+        """Count one more compilation."""
+        self.spent_s += seconds
+        self.told(seconds)
+
+
 class Recompiles:
     """Counts recompilations and new captures for known kinds of calls, and raises an error at the limit.
 
@@ -74,6 +102,7 @@ class Recompiles:
             a call raises, too.
         is_part: whether it counts for a part of a call after other parts, so that the original cannot answer the call.
         clock: monotonic seconds.
+        price: the seconds of all later compilations, and their limit. By default they have none.
 
     Attributes:
         count: the number of recompilations and new captures.
@@ -87,7 +116,9 @@ class Recompiles:
         give_up: Callable[[RecompileLimitError], None] | None = None,
         is_part: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        price: Price | None = None,
     ) -> None:
+        self.price = price or Price()
         self._most = most
         self._told, self._give_up = told or _ignore, give_up
         self._is_part, self._clock = is_part, clock
@@ -127,7 +158,9 @@ class Recompiles:
             is_told: whether it reports as well. Otherwise the report of the code around the part is enough.
         """
         told = self._told if is_told else _ignore
-        return Recompiles(self._most, told=told, give_up=self._give_up, is_part=True, clock=self._clock)
+        return Recompiles(
+            self._most, told=told, give_up=self._give_up, is_part=True, clock=self._clock, price=self.price
+        )
 
     def _note(self, varied: Sequence[VaryingValue]) -> None:
         for one in varied:
@@ -144,7 +177,9 @@ class Recompiles:
         now = self._clock()
         if now - self._last >= MAX_WAIT_S:
             self._lately, self._wait_s, self._next = 0, FIRST_WAIT_S, None
-        if self._lately < (dynamo.get_recompile_limit() if self._most is None else self._most):
+            self.price.spent_s = 0.0
+        most = dynamo.get_recompile_limit() if self._most is None else self._most
+        if self._lately < most and not self.price.is_too_high:
             is_permitted = True
         else:
             is_permitted = self._next is not None and now >= self._next
@@ -165,7 +200,9 @@ class Recompiles:
             what, remedy = _WORDS[kind]
             reason = f"{place} {what}, and the compiled code depends on it: {remedy}"
             values = f", its last values are {', '.join(shown)}" if (shown := self._values[place]) else ""
-        return RecompileLimitError(f"{reason} (it was compiled or captured again {self.count} times{values})", reason)
+        took = f", in {self.price.spent_s:.0f} s" if self.price.is_too_high else ""
+        times = f"it was compiled or captured again {self.count} times{took}{values}"
+        return RecompileLimitError(f"{reason} ({times})", reason)
 
 
 def _ignore(_: str) -> None:

@@ -24,18 +24,15 @@ from torchwise.runtime.call_guard import CallGuard, Known, VerifiedInputs, is_of
 from torchwise.runtime.circuit_breaker import FROZEN_CHANGED, PlanCircuits
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.input_writes import OVERLAPS, InputSnapshot, InputWrites, OverlapError
-from torchwise.runtime.monitors import EVERY, Canary, Latency, SpeedMonitor
-from torchwise.runtime.served import LivePlan, Recipe, Served, refusal_of_copy
+from torchwise.runtime.monitors import Canary, Latency, SpeedMonitor
+from torchwise.runtime.served import FREED, FROZEN, NOT_VERIFIED, LivePlan, Recipe, Served, refusal_of_copy
 from torchwise.runtime.statistics import Statistics
 from torchwise.workload import Example
 from torchwise.workload.identity import specify_inputs
 
 logger = logging.getLogger("torchwise")
 
-NOT_VERIFIED = Fallback(FallbackReason.INPUTS_NOT_VERIFIED)
 UNREADABLE = Fallback(FallbackReason.INPUTS_UNREADABLE)
-FROZEN = Fallback(FallbackReason.FROZEN)
-FREED = Fallback(FallbackReason.FROZEN_FREED)
 
 
 class Dispatcher(Served):
@@ -89,7 +86,7 @@ class Dispatcher(Served):
         self._writes = InputWrites(original, self._verified)
         self._circuits = PlanCircuits()
         self._lock = threading.Lock()
-        recompiles = Recompiles(told=self._count_recompile, give_up=self._disable_plan)
+        recompiles = Recompiles(told=self._count_recompile, give_up=self._disable_plan, price=self.make_price())
         self._plan = LivePlan(original, decision, recompiles, borrow=borrow, backend=backend)
         self._device, self._inference = decision.workload.device, decision.workload.mode == "inference"
         if canary is not None and not self._inference:
@@ -97,7 +94,7 @@ class Dispatcher(Served):
                 "canary is given, but the plan is for training: only answers can be compared, not gradients"
             )
         self.canary = canary
-        self._latency = Latency(self._device, self.statistics.latency, SpeedMonitor(decision))
+        self._latency = Latency(self._device, SpeedMonitor(decision))
         self._canary = Canary(canary, original, decision, self.statistics, self.close) if canary is not None else None
         self._module = original if isinstance(original, torch.nn.Module) else None
         self._changed = find_change or CallGuard(original, inference=self._inference).find_change
@@ -126,7 +123,9 @@ class Dispatcher(Served):
             return self._slow(key or signature_of(args, kwargs), args, kwargs)
         counts = self.statistics
         try:
-            result = call(*args, **kwargs) if counts.optimized % EVERY else self._time_call(call, args, kwargs)
+            result = (
+                call(*args, **kwargs) if counts.optimized % self._latency.every else self._time_call(call, args, kwargs)
+            )
         except Exception as error:  # a plan may fail in any way: the call is answered, the failure counted and logged
             call = last = None  # they refer to memory that may have to be freed
             return self._handle_failure(error, key or signature_of(args, kwargs), args, kwargs)
@@ -147,9 +146,8 @@ class Dispatcher(Served):
     def _slow(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call whose signature is new or not verified, or whose state may differ from the verification's."""
         fallback = self._find_fallback(key, args, kwargs)
-        if fallback is NOT_VERIFIED and not self._fallbacks.is_said(NOT_VERIFIED):
-            spec = specify_inputs(Example(args, kwargs))
-            logger.info("torchwise: the plan was verified on %s, and not on %s", self.decision.inputs, spec)
+        if fallback is NOT_VERIFIED:
+            self.log_unverified(logging.INFO, args, kwargs)
         fallback = fallback or self._circuits.admit(key)
         if fallback is not None:
             return self.answer_by_original(fallback, args, kwargs)
@@ -199,8 +197,11 @@ class Dispatcher(Served):
             self._last = make_recognizer(args, kwargs, bypass)
 
     def _time_call(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Time a call without the comparison that may be around it."""
-        return self._latency.time_call(getattr(call, "plain", call), args, kwargs)
+        """Time a call without the comparison around it, unless this call is to be compared."""
+        plain = getattr(call, "plain", call)
+        if self._canary is not None and self._canary.is_due():
+            return self._canary.compare_call(plain, args, kwargs)
+        return self._latency.time_call(plain, args, kwargs, self.statistics.latency)
 
     def _add_canary(self, call: Callable[..., Any]) -> Callable[..., Any]:
         return call if self._canary is None else self._canary.wrap(call)

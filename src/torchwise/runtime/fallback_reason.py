@@ -133,6 +133,28 @@ class FallbackReason(StrEnum):
     SWITCHED_OFF = "switched_off", "it is switched off"
     DISABLED = "disabled", "TORCHWISE_DISABLE is set"
 
+    @property
+    def is_choice(self) -> bool:
+        """Whether no plan was to answer such a call, so that it does not count in a `fallback_rate`."""
+        return self in CHOICES
+
+
+CHOICES = frozenset(
+    {
+        FallbackReason.EAGER_DECISION,
+        FallbackReason.EAGER_BUCKET,
+        FallbackReason.TUNING_IN_BACKGROUND,
+        FallbackReason.FIRST_CALL,
+        FallbackReason.SEARCH_RUNNING,
+        FallbackReason.SEARCH_POSTPONED,
+        FallbackReason.NOT_FAST_ENOUGH,
+        FallbackReason.NESTED_COMPONENT,
+        FallbackReason.SWITCHED_OFF,
+        FallbackReason.DISABLED,
+    }
+)
+"""Reasons that were decided for, or that hold until something is decided."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fallback:

@@ -25,12 +25,22 @@ from torchwise.workload.module_state import State
 
 logger = logging.getLogger("torchwise")
 
-EVERY = 256
-"""One call in so many is timed: reading the clock costs a tenth of a microsecond, an event on a GPU several."""
-RECENT = 64
-"""Timed calls of which the median is compared with the measurement of the decision."""
-SLOWER = 1.5
-"""Multiple of the measured duration from which an alert says that the plan is slower: one machine varies by less."""
+MAX_EVERY, EVERY = 256, 24
+"""One call in so many is timed, the first number for short calls.
+
+Reading the clock costs a tenth of a microsecond, an event on a GPU several.
+"""
+SHORT_S = 1e-4
+"""Seconds below which a call is short."""
+RECENT = 8
+"""Timed calls of which the median is compared with the measurement of the decision: so some 200 calls lie behind it."""
+WITHIN_S = 10.0
+"""Seconds that these calls may take. Calls that take longer are timed more often."""
+SLOWER, RECOVERED = 1.5, 1.2
+"""Multiple of the measured duration from which an alert says that the plan is slower: one machine varies by less.
+
+The next alert follows only after the plan was faster than the second multiple.
+"""
 
 
 class Canary:
@@ -72,12 +82,17 @@ class Canary:
         def call_or_compare(*args: Any, **kwargs: Any) -> Any:
             if following() % every or self._is_off:
                 return call(*args, **kwargs)
-            return self._compare_call(call, args, kwargs)
+            return self.compare_call(call, args, kwargs)
 
         call_or_compare.plain = call  # type: ignore[attr-defined]
         return call_or_compare
 
-    def _compare_call(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def is_due(self) -> bool:
+        """Count a call, and return whether to compare it."""
+        return not (next(self._counted) % self.every or self._is_off)
+
+    def compare_call(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call of a plan after comparing it with the original's answer."""
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return call(*args, **kwargs)
         try:
@@ -172,30 +187,39 @@ def _observe_answer(
 
 
 class Latency:
-    """Times calls. On a GPU, it reads events on its stream at a later call, so that nothing waits.
+    """Times a sample of the calls. On a GPU, it reads events on its stream at a later call, so that nothing waits.
 
-    After each `RECENT` timed calls, `on_median` is called with their median.
+    After each timed call, `on_median` is called with the median of the last `RECENT`.
+
+    Attributes:
+        every: one call in so many is to be timed.
     """
 
-    def __init__(self, device: str, histogram: Histogram, on_median: Callable[[float], None]) -> None:
-        self._histogram = histogram
+    def __init__(self, device: str, on_median: Callable[[float], None]) -> None:
         self._is_cuda = device == "cuda"
         self._on_median = on_median
         self._recent: deque[float] = deque(maxlen=RECENT)
-        self._since = 0
         self._pending: tuple[Any, Any] | None = None
+        self.every = 1  # until the first one shows how long a call takes
 
-    def time_call(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer a call, and time it."""
-        return self._time_on_gpu(call, args, kwargs) if self._is_cuda else self._time_on_cpu(call, args, kwargs)
+    def time_call(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], histogram: Histogram
+    ) -> Any:
+        """Answer a call, and count its duration in a histogram."""
+        timed = self._time_on_gpu if self._is_cuda else self._time_on_cpu
+        return timed(call, args, kwargs, histogram)
 
-    def _time_on_cpu(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _time_on_cpu(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], histogram: Histogram
+    ) -> Any:
         start = time.perf_counter()
         answer = call(*args, **kwargs)
-        self._add(time.perf_counter() - start)
+        self._add(time.perf_counter() - start, histogram)
         return answer
 
-    def _time_on_gpu(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _time_on_gpu(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], histogram: Histogram
+    ) -> Any:
         if torch.cuda.is_current_stream_capturing():
             return call(*args, **kwargs)
         pending, self._pending = self._pending, None  # at once: several threads may be here
@@ -203,7 +227,7 @@ class Latency:
             self._pending = pending
             return call(*args, **kwargs)
         if pending is not None:
-            self._add(pending[0].elapsed_time(pending[1]) / 1e3)
+            self._add(pending[0].elapsed_time(pending[1]) / 1e3, histogram)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         answer = call(*args, **kwargs)
@@ -211,13 +235,18 @@ class Latency:
         self._pending = start, end
         return answer
 
-    def _add(self, seconds: float) -> None:
-        self._histogram.add(seconds)
+    def _add(self, seconds: float, histogram: Histogram) -> None:
+        histogram.add(seconds)
         self._recent.append(seconds)
-        self._since += 1
-        if self._since >= RECENT:
-            self._since = 0
-            self._on_median(median(self._recent))
+        recent = tuple(self._recent)  # at once: several threads may be here
+        self.every = choose_every(min(recent))
+        if len(recent) == RECENT:
+            self._on_median(median(recent))
+
+
+def choose_every(seconds: float) -> int:
+    """Return one call in how many to time, if a call takes so many seconds."""
+    return MAX_EVERY if seconds < SHORT_S else max(1, min(EVERY, int(WITHIN_S / (RECENT * seconds))))
 
 
 class SpeedMonitor:
@@ -230,9 +259,9 @@ class SpeedMonitor:
     def __call__(self, seconds: float) -> None:
         """Compare a median with the promised duration, if there is one for these inputs."""
         promised = self._plan_duration_s()
-        if promised is None or seconds <= SLOWER * promised:
+        if promised is None or seconds <= RECOVERED * promised:
             self._is_slower = False
-        elif not self._is_slower:
+        elif seconds > SLOWER * promised and not self._is_slower:
             self._is_slower = True
             plan = str(self._decision.plan)
             message = (
@@ -241,5 +270,6 @@ class SpeedMonitor:
             alert("slow_down", message, plan=plan, seconds=seconds, promised_s=promised)
 
     def _plan_duration_s(self) -> float | None:
-        speedup = self._decision.speedup
-        return None if speedup is None or len(self._decision.inputs) != 1 else self._decision.baseline_s / speedup.mid
+        decision, speedup = self._decision, self._decision.speedup
+        is_for_one_size = len(decision.inputs) == 1 and decision.plan.shapes != "dynamic"
+        return decision.baseline_s / speedup.mid if speedup is not None and is_for_one_size else None

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from torchwise.errors import InputError, did_you_mean
-from torchwise.plan.workload_spec import OptionKeywords, Sizes, TuneKeywords, TuneOptions
-from torchwise.runtime.api import apply, make_request, tune, wrap_model
+from torchwise.plan.workload_spec import Sizes, TuneKeywords
+from torchwise.runtime.api import apply, start_in_background, tune
 
 if TYPE_CHECKING:
     from torchwise.runtime import OptimizedFunction, OptimizedModule, OptimizedStep
     from torchwise.runtime.program import OptimizedProgram
-    from torchwise.workload import Example
     from torchwise.workload.train_step import TrainStep
 
 T = TypeVar("T")
@@ -97,38 +96,8 @@ def optimize(
     if isinstance(model, (str, Workload)):
         raise InputError(f"model is of type {type(model).__name__}, but must be a module or a function")
     if background:
-        return _optimize_in_background(model, args, kwargs, canary, sizes, **options)
+        return start_in_background(model, args, kwargs, canary=canary, sizes=sizes, **options)
     study = tune(model, args, kwargs, sizes=sizes, **options)
     if options.get("progress", True):
         print(f"torchwise: {study.decision.reason}", file=sys.stderr)
     return apply(model, study, canary=canary, store=options.get("store"))
-
-
-def _optimize_in_background(
-    model: Any,
-    args: Any,
-    kwargs: dict[str, Any] | None,
-    canary: int | None,
-    sizes: Sizes,
-    *,
-    examples: Sequence[Example] | None = None,
-    store: str | None = None,
-    progress: bool = True,  # noqa: ARG001
-    **options: Unpack[OptionKeywords],
-) -> OptimizedModule | OptimizedFunction:
-    from torchwise.runtime.background import Order, initial_decision, start
-    from torchwise.runtime.fallback_reason import Fallback, FallbackReason
-
-    request, workload = make_request(model, args, kwargs, examples, TuneOptions(sizes=sizes, **options))
-    if request.workload.mode != "inference":
-        raise InputError(
-            f"mode is {request.workload.mode!r}, but background search supports only inference: call tune, then apply"
-        )
-    assert workload is not None, "optimize accepts no target"
-    decision = initial_decision(workload, request)
-    searching = Fallback(FallbackReason.TUNING_IN_BACKGROUND)
-    optimized: Any = wrap_model(workload.call, decision, searching, canary=canary)
-    order = Order(request, tuple(dict.fromkeys(("quick", request.effort))), store, tuple(sys.path))
-    vars(optimized)["background"] = start(optimized, workload, order, canary)
-    result: OptimizedModule | OptimizedFunction = optimized
-    return result

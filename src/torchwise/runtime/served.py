@@ -6,6 +6,7 @@ holds a wrapper around one of them. The wrapper looks like the original, and kno
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -13,15 +14,26 @@ from typing import Any, ClassVar
 from torchwise.compile import Backend, CompiledPlan, compile_plan
 from torchwise.compile.cuda_graphs.compile_freeze import forbid_compile
 from torchwise.compile.guards.varying_values import VaryingValue
-from torchwise.compile.recompiles import Recompiles
+from torchwise.compile.recompiles import Price, Recompiles
 from torchwise.errors import InputError
 from torchwise.records import Decision
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason, read_fallback
 from torchwise.runtime.staleness import stale_because
-from torchwise.runtime.statistics import EAGER_DECISION, Fallbacks, Statistics
+from torchwise.runtime.statistics import EAGER_DECISION, MIN_CALLS, Fallbacks, Statistics
 from torchwise.workload import Example
+from torchwise.workload.identity import specify_inputs
+
+logger = logging.getLogger("torchwise")
 
 CLOSED = Fallback(FallbackReason.CLOSED)
+NOT_VERIFIED = Fallback(FallbackReason.INPUTS_NOT_VERIFIED)
+FROZEN = Fallback(FallbackReason.FROZEN)
+FREED = Fallback(FallbackReason.FROZEN_FREED)
+MIN_PRICE_S, AS_AT_FIRST = 60.0, 2.0
+"""Seconds that compilations after the first calls may take in any case, and as a multiple of those of the decision.
+
+They may also take as long as the plan has saved so far.
+"""
 Recipe = tuple[Callable[..., "Served"], tuple[Any, ...]]
 """A function that makes a served callable again in a copy or from a pickle, and its arguments."""
 
@@ -42,10 +54,11 @@ class Served(ABC):
         refusal: why no plan may answer at all, or None.
         statistics: counts calls, if several share it.
         happens: the beginning of the log's line about a call that the original answers.
+        min_calls: calls before an alert says that the original answers too many of them.
         answer_instead: answers in place of the plan, by default the original.
 
     Attributes:
-        is_step: whether it takes training steps, which are neither frozen nor exported as metrics.
+        is_step: whether it takes training steps.
         is_frozen: whether nothing more may be compiled and captured.
         is_eager_only: whether the original answers every call, as a decision for eager says, and that was logged.
     """
@@ -60,6 +73,7 @@ class Served(ABC):
         statistics: Statistics | None = None,
         *,
         happens: str = "the original answers",
+        min_calls: int = MIN_CALLS,
         answer_instead: Callable[..., Any] | None = None,
     ) -> None:
         self.original = original
@@ -69,7 +83,7 @@ class Served(ABC):
         self.is_frozen = False
         self.is_eager_only = False
         self._refusal = refusal if refusal or not decision.plan.is_eager else EAGER_DECISION
-        self._fallbacks = Fallbacks(decision, happens)
+        self._fallbacks = Fallbacks(decision, happens, min_calls)
 
     @abstractmethod
     def can_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
@@ -119,6 +133,16 @@ class Served(ABC):
         self.is_frozen = frozen
 
     @property
+    def counts(self) -> Statistics:
+        """The counts of the calls so far."""
+        return self.statistics
+
+    @property
+    def plan_name(self) -> str:
+        """The plan, as text."""
+        return str(self.decision.plan)
+
+    @property
     def refusal(self) -> Fallback | None:
         """Why no plan may answer at all, if that is so: it was refused, or closed since."""
         return self._refusal
@@ -127,6 +151,26 @@ class Served(ABC):
     def active_plan(self) -> CompiledPlan | None:
         """The one compiled plan, if there is one."""
         return None
+
+    def log_unverified(self, level: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Log for which inputs the plan was verified, and which came, if that is the first time."""
+        if not self._fallbacks.is_said(NOT_VERIFIED):
+            came = specify_inputs(Example(args, kwargs))
+            logger.log(level, "torchwise: the plan was verified on %s, and not on %s", self.decision.inputs, came)
+
+    def make_price(self) -> Price:
+        """Return the price of compilations after the first calls: they may take as long as they can still pay."""
+        return Price(self._limit_of_price_s, self._pay_compilation)
+
+    def _limit_of_price_s(self) -> float:
+        decision, speedup = self.decision, self.decision.speedup
+        per_call_s = decision.baseline_s * (1 - 1 / speedup.mid) if speedup is not None else 0.0
+        saved_s = self.statistics.optimized * per_call_s
+        return max(MIN_PRICE_S, AS_AT_FIRST * decision.cold_s, saved_s)
+
+    def _pay_compilation(self, seconds: float) -> None:
+        self.statistics.later_compiles += 1
+        self.statistics.later_compiles_s += seconds
 
     def answer_by_original(self, fallback: Fallback, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call that no plan may answer, count it, and log the reason if it is new."""
@@ -276,5 +320,7 @@ def swap(optimized: Any, served: Served) -> None:
         InputError: it is nothing that Torchwise optimised.
     """
     if dispatcher_of(optimized) is None:
-        raise InputError(f"it is a {type(optimized).__name__}, but only the result of torchwise.apply can be swapped")
+        raise InputError(
+            f"it is a {type(optimized).__name__}, but only a module or function from torchwise.apply can be swapped"
+        )
     object.__setattr__(optimized, "_torchwise", served)

@@ -1,4 +1,4 @@
-"""Functions for programs that use results of `apply` or `optimize` in production: unwrap, freeze, metrics.
+"""Functions for programs that run by plans in production: unwrap, freeze, metrics.
 
 They are no methods, since a model may have methods of the same names.
 """
@@ -13,8 +13,7 @@ from torchwise.errors import InputError, UnsupportedError
 from torchwise.installation import suggest_extra
 
 if TYPE_CHECKING:
-    from torchwise.runtime import OptimizedFunction, OptimizedModule
-    from torchwise.runtime.served import Served
+    from torchwise.runtime.monitored import Monitored
     from torchwise.runtime.statistics import Histogram
 
 _COUNTERS = {
@@ -23,8 +22,10 @@ _COUNTERS = {
     "compared": ("torchwise_compared", "Calls compared with the original."),
     "mismatched": ("torchwise_mismatched", "Comparisons that differed."),
     "recompiles": ("torchwise_recompiles", "Calls answered before that compiled again."),
-    "first_calls": ("torchwise_first_calls", "Calls that compiled or captured."),
+    "first_calls": ("torchwise_first_calls", "Calls of a new kind, which compiled or captured."),
     "first_calls_s": ("torchwise_first_calls_seconds", "Seconds that these took."),
+    "later_compiles": ("torchwise_later_compiles", "Compilations in other calls."),
+    "later_compiles_s": ("torchwise_later_compiles_seconds", "Seconds that these took."),
 }
 """Name and description of each counter, by the attribute of `Statistics`."""
 _GAUGES = {
@@ -42,49 +43,63 @@ def unwrap(optimized: Any) -> Any:
     return runtime.unwrap(optimized)
 
 
-def freeze(optimized: OptimizedModule | OptimizedFunction) -> None:
-    """Forbid further compilation and capture. The original model runs calls with input signatures that are new.
+def freeze(optimized: Any) -> None:
+    """Forbid further compilation and capture. The original answers calls with input signatures that are new.
 
     Use it in a service whose calls must never wait for a compilation. First call the plan once with inputs of every
     expected signature. If the model or settings of PyTorch change so that the plan would be compiled or captured again,
-    the original model also runs.
+    the original also answers. A component that has no plan yet searches for none. A `CompileManager` freezes the
+    components that it has by then.
+
+    Args:
+        optimized: a result of `apply`, `optimize` or `compiled`, a training step included, or a `CompileManager`.
 
     Raises:
-        InputError: `optimized` is no result of `apply` or `optimize`.
+        InputError: `optimized` is nothing of that kind.
         UnsupportedError: this version of torch does not report compilations.
     """
-    _find_served(optimized, "can be frozen").freeze()
+    _set_frozen(optimized, frozen=True)
 
 
-def unfreeze(optimized: OptimizedModule | OptimizedFunction) -> None:
+def unfreeze(optimized: Any) -> None:
     """Permit compilation and capture again until the next `freeze`, to warm up after a change.
 
+    Args:
+        optimized: as for `freeze`.
+
     Raises:
-        InputError: `optimized` is no result of `apply` or `optimize`.
+        InputError: `optimized` is nothing of that kind.
     """
-    _find_served(optimized, "can be frozen").unfreeze()
+    _set_frozen(optimized, frozen=False)
 
 
-def export_metrics(
-    optimized: OptimizedModule | OptimizedFunction, name: str, registry: Any = None
-) -> Callable[[], None]:
+def _set_frozen(optimized: Any, *, frozen: bool) -> None:
+    from torchwise.runtime.monitored import find_monitored
+
+    for each in find_monitored(optimized, "can be frozen").values():
+        each.freeze() if frozen else each.unfreeze()
+
+
+def export_metrics(optimized: Any, name: str, registry: Any = None) -> Callable[[], None]:
     """Export the number and the latency of the calls of `optimized` to Prometheus.
 
     Calls take no extra time, as each scrape reads the counts.
 
     Args:
-        optimized: a result of `apply` or `optimize`.
-        name: value of the label `model` of its metrics.
+        optimized: a result of `apply`, `optimize` or `compiled`, a training step included, or a `CompileManager`.
+        name: value of the label `model` of its metrics. The components of a manager have "name.component".
         registry: a `prometheus_client.CollectorRegistry`, by default the global one.
 
     Returns:
         A function that removes the metrics.
 
     Raises:
-        InputError: `optimized` is no result of `apply` or `optimize`, or the name is already in use.
+        InputError: `optimized` is nothing of that kind, or the name is already in use.
         UnsupportedError: prometheus-client is not installed. It comes with the extra `metrics`.
     """
-    served = _find_served(optimized, "has metrics")
+    from torchwise.runtime.monitored import find_monitored
+
+    find_monitored(optimized, "has metrics")  # which refuses anything else
     try:
         import prometheus_client
     except ImportError as error:
@@ -93,29 +108,15 @@ def export_metrics(
         ) from error
     registry = registry or prometheus_client.REGISTRY
     collector = _collectors(registry)
-    if name in collector.served:
+    if name in collector.exported:
         raise InputError(f"name is {name!r}, but metrics of a model of that name are exported already: use another")
-    collector.served[name] = served
+    collector.exported[name] = optimized
 
     def remove() -> None:
-        if collector.served.get(name) is served:
-            del collector.served[name]
+        if collector.exported.get(name) is optimized:
+            del collector.exported[name]
 
     return remove
-
-
-def _find_served(optimized: Any, predicate: str) -> Served:
-    """Return what answers for an optimised module or function.
-
-    Raises:
-        InputError: it is nothing that Torchwise optimised.
-    """
-    from torchwise.runtime.served import dispatcher_of
-
-    served = dispatcher_of(optimized)
-    if served is None:
-        raise InputError(f"it is a {type(optimized).__name__}, but only the result of torchwise.apply {predicate}")
-    return served
 
 
 def _collectors(registry: Any) -> _Collector:
@@ -127,14 +128,23 @@ def _collectors(registry: Any) -> _Collector:
 
 
 class _Collector:
-    """Gives the counts of all served models as they are when asked."""
+    """Gives the counts of all exported objects as they are when asked, by the plans that answer then."""
 
     def __init__(self) -> None:
-        self.served: dict[str, Served] = {}
+        self.exported: dict[str, Any] = {}
 
     def describe(self) -> list[Any]:
         """Say nothing beforehand: names are fixed, and asking would read the counts."""
         return []
+
+    def _list_monitored(self) -> list[tuple[str, Monitored]]:
+        from torchwise.runtime.monitored import find_monitored
+
+        return [
+            (f"{name}.{part}" if part else name, found)
+            for name, exported in list(self.exported.items())
+            for part, found in find_monitored(exported, "has metrics").items()
+        ]
 
     def collect(self) -> Iterator[Any]:
         """Yield every metric."""
@@ -148,15 +158,15 @@ class _Collector:
         counters = {of: CounterMetricFamily(name, text, labels=labels) for of, (name, text) in _COUNTERS.items()}
         gauges = {of: GaugeMetricFamily(name, text, labels=labels) for of, (name, text) in _GAUGES.items()}
         latency = HistogramMetricFamily("torchwise_latency_seconds", "Sampled calls of the plan.", labels=labels)
-        for name, served in list(self.served.items()):
-            counts, of_model = served.statistics, [name, str(served.decision.plan)]
+        for name, found in self._list_monitored():
+            counts, of_model = found.counts, [name, found.plan_name]
             for attribute, counter in counters.items():
                 counter.add_metric(of_model, getattr(counts, attribute))
             for reason, times in list(counts.original.items()):
                 reasons.add_metric([*of_model, reason.value], times)
             for kind, times in list(counts.failures.items()):
                 failures.add_metric([*of_model, kind], times)
-            values = {"is_frozen": served.is_frozen, "compiles": counts.compiles, "captures": counts.captures}
+            values = {"is_frozen": found.is_frozen, "compiles": counts.compiles, "captures": counts.captures}
             for attribute, gauge in gauges.items():
                 if (value := values[attribute]) is not None:
                     gauge.add_metric(of_model, value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from bisect import bisect_left
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -18,8 +19,13 @@ from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 
 logger = logging.getLogger("torchwise")
 
-MIN_CALLS = 1000
-"""Calls before anything is said of the share that the original answers: the first ones of a program are odd."""
+MIN_CALLS, MIN_SLOW_CALLS, MIN_STEPS = 1000, 20, 20
+"""Calls before anything is said of the share that the original answers: the first ones of a program are odd.
+
+Slow calls need not be as many (`MIN_S`), nor training steps, which repeat each other.
+"""
+MIN_S = 10.0
+"""Seconds since the first call that the original answered, from which calls count as slow."""
 MAX_FALLBACKS = 0.05
 MAX_SENTENCES = 10
 """Sentences that are logged for one reason. Details may differ from call to call, and would fill the log."""
@@ -85,8 +91,11 @@ class Statistics:
         mismatched: those of them in which the answers differed.
         recompiles: calls that the plan had answered before and that compiled or captured something again, as something
             other than the inputs varied.
-        first_calls: calls that compiled or captured something.
+        first_calls: calls of a new kind, which compiled or captured something.
         first_calls_s: the seconds that these took.
+        later_compiles: pieces of code that were compiled in other calls than these. A value or size inside a call
+            varied, or a branch was taken for the first time.
+        later_compiles_s: the seconds of these compilations.
         latency: durations of a sample of the plan's calls. On a GPU, durations of the work there.
         at_freeze: numbers of graphs compiled and captured in this process when the plan was frozen, or None if it is
             not.
@@ -103,8 +112,16 @@ class Statistics:
     recompiles: int = 0
     first_calls: int = 0
     first_calls_s: float = 0.0
+    later_compiles: int = 0
+    later_compiles_s: float = 0.0
     latency: Histogram = field(default_factory=Histogram)
     at_freeze: tuple[int, int] | None = None
+
+    def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
+        """Read a pickle. One of an earlier version lacks some counts."""
+        self.__init__()  # type: ignore[misc]
+        for name, value in state[1].items():
+            setattr(self, name, value)
 
     @property
     def original(self) -> Counter[FallbackReason]:
@@ -128,9 +145,18 @@ class Statistics:
         return self.optimized + self.stayed + sum(self.reasons.values())
 
     @property
+    def missed(self) -> dict[FallbackReason, int]:
+        """Calls that the original answered although a plan was to, by reason."""
+        return {reason: times for reason, times in self.reasons.copy().items() if not reason.is_choice}
+
+    @property
     def fallback_rate(self) -> float:
-        """The share of all calls that the original answered in place of a plan, 0 to 1, and 0 before the first call."""
-        return 1 - (self.optimized + self.stayed) / self.calls if self.calls else 0.0
+        """The share of all calls that the original answered in place of a plan, 0 to 1, and 0 before the first call.
+
+        Calls that no plan was to answer are no fallbacks (`FallbackReason.is_choice`).
+        """
+        missed = self.missed
+        return sum(missed.values()) / self.calls if missed else 0.0
 
     @property
     def compiles(self) -> int | None:
@@ -144,6 +170,9 @@ class Statistics:
 
     def count(self, fallback: Fallback) -> None:
         """Count a call that the original answered."""
+        if fallback.reason is FallbackReason.EAGER_DECISION:
+            self.stayed += 1
+            return
         self.reasons[fallback.reason] += 1
         self.latest[fallback.reason] = fallback
 
@@ -174,6 +203,8 @@ class Statistics:
             "recompiles": self.recompiles,
             "first_calls": self.first_calls,
             "first_calls_s": self.first_calls_s,
+            "later_compiles": self.later_compiles,
+            "later_compiles_s": self.later_compiles_s,
             "compiles_since_freeze": self.compiles,
             "captures_since_freeze": self.captures,
             "latency": {
@@ -234,9 +265,10 @@ def add_bounded(counts: Counter[str], name: str) -> None:
 class Fallbacks:
     """Counts the calls that a decision's plan was to answer, and logs their reasons."""
 
-    def __init__(self, decision: Decision, happens: str) -> None:
-        self._decision, self._happens = decision, happens
+    def __init__(self, decision: Decision, happens: str, min_calls: int = MIN_CALLS) -> None:
+        self._decision, self._happens, self._min_calls = decision, happens, min_calls
         self._is_alarmed = decision.plan.is_eager
+        self._since: float | None = None  # the first call that is counted here
         self._said: dict[FallbackReason, set[str]] = {}  # details by reason
 
     def is_said(self, fallback: Fallback) -> bool:
@@ -251,16 +283,18 @@ class Fallbacks:
 
     def count(self, fallback: Fallback, statistics: Statistics) -> None:
         """Count one more call, and log its sentence if it is new."""
-        if fallback.reason is FallbackReason.EAGER_DECISION:
-            statistics.stayed += 1
-        else:
-            statistics.count(fallback)
+        statistics.count(fallback)
         if not self.is_said(fallback):
             self.note_said(fallback)
             level = logging.INFO if self._decision.plan.is_eager else logging.WARNING
             logger.log(level, "torchwise: %s, because %s", self._happens, fallback)
-        if not self._is_alarmed and statistics.calls >= MIN_CALLS:
+        if not self._is_alarmed and self._are_enough(statistics.calls):
             self._check_rate(statistics)
+
+    def _are_enough(self, calls: int) -> bool:
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        return calls >= self._min_calls or (calls >= MIN_SLOW_CALLS and now - self._since >= MIN_S)
 
     def tell_limit(self, error: RecompileLimitError, statistics: Statistics, ending: str = "") -> Fallback:
         """Raise an alert that the plan was compiled again too often, once for each place that varies."""
@@ -279,7 +313,7 @@ class Fallbacks:
     def _check_rate(self, statistics: Statistics) -> None:
         if (rate := statistics.fallback_rate) > MAX_FALLBACKS:
             self._is_alarmed = True
-            [(reason, times)] = statistics.original.most_common(1)
+            reason, times = max(statistics.missed.items(), key=lambda item: item[1])
             plan, sentence = str(self._decision.plan), statistics.sentences[reason]
             message = (
                 f"{rate:.0%} of {statistics.calls:,} calls went to the original and not to plan {plan}: {sentence}"

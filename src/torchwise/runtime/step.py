@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,17 +12,29 @@ from typing import Any
 import torch
 
 from torchwise.compile import CompiledPlan, Signature, signature_of
+from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, forbid_compile
 from torchwise.compile.recompiles import RecompileLimitError, Recompiles
 from torchwise.compile.signature import is_equal, opaque_leaves
 from torchwise.compile.train_step import CompiledStep
 from torchwise.errors import InputError
 from torchwise.records import Decision
 from torchwise.runtime.call_guard import CallGuard, VerifiedInputs
-from torchwise.runtime.dispatch import NOT_VERIFIED, UNREADABLE
+from torchwise.runtime.circuit_breaker import FROZEN_CHANGED
+from torchwise.runtime.dispatch import UNREADABLE
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.input_writes import OVERLAPS, InputSnapshot, InputWrites
-from torchwise.runtime.served import LivePlan, Recipe, Served, Wrapper, rebuild, refusal_of_copy
-from torchwise.runtime.statistics import Statistics
+from torchwise.runtime.monitors import Latency, SpeedMonitor
+from torchwise.runtime.served import (
+    FROZEN,
+    NOT_VERIFIED,
+    LivePlan,
+    Recipe,
+    Served,
+    Wrapper,
+    rebuild,
+    refusal_of_copy,
+)
+from torchwise.runtime.statistics import MIN_STEPS, Statistics
 from torchwise.workload import Example
 from torchwise.workload.identity import specify_inputs
 from torchwise.workload.train_step import TrainStep, unwrap_ddp
@@ -51,13 +64,19 @@ class StepDispatcher(Served):
     def __init__(
         self, original: TrainStep, decision: Decision, refusal: Fallback | None = None, *, is_ranked: bool = False
     ) -> None:
-        super().__init__(original, decision, refusal, happens="a training step is taken as written")
+        super().__init__(
+            original, decision, refusal, happens="a training step is taken as written", min_calls=MIN_STEPS
+        )
         self.original: TrainStep = original
         self._is_ranked = is_ranked
-        recompiles = Recompiles(told=self._count_recompile, give_up=self._note_limit, is_part=True)
+        recompiles = Recompiles(
+            told=self._count_recompile, give_up=self._note_limit, is_part=True, price=self.make_price()
+        )
         self._plan = LivePlan(original, decision, recompiles)
         self._changes: list[CallGuard] = []  # of the model and the loss, since the plan was made of them
         self._limit: RecompileLimitError | None = None
+        self._would_compile = False  # amid a step, while it is frozen
+        self._latency = Latency(decision.workload.device, SpeedMonitor(decision))
         self._verified = VerifiedInputs(decision.inputs, dynamic=False)
         self._writes = InputWrites(None, self._verified)  # to batches, as every step writes to the model
         self._taken: dict[Signature, int] = {}  # steps on batches of a verified kind, up to FIRST_CALLS
@@ -74,10 +93,10 @@ class StepDispatcher(Served):
         if (change := self._find_change()) is not None:
             return change
         try:
-            is_known = signature_of(args, {}) in self._taken
+            taken = self._taken.get(signature_of(args, {}))
         except Exception:  # as in a call
             return UNREADABLE
-        return None if is_known else self._find_new(args)
+        return self._find_new(args) if taken is None else self._find_frozen(taken)
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         """Take one training step, and return its loss, detached."""
@@ -93,24 +112,44 @@ class StepDispatcher(Served):
         except Exception:  # a part of a batch may be of any kind, and fail when it is described
             loss = self.answer_by_original(UNREADABLE, batch, {})
             return loss
-        if taken is None and (unverified := self._find_new(batch)) is not None:
-            if unverified is OVERLAPS:
-                loss = self._writes.learn_from_call(key, self.answer_by_original, OVERLAPS, batch, {})
-                return loss
-            loss = self.answer_by_original(unverified, batch, {})
-            return loss
+        fallback = self._find_new(batch) if taken is None else self._find_frozen(taken)
+        if fallback is not None:
+            return self._take_as_written(fallback, key, batch)
         taken = taken or 0
         undo = self._snapshot(batch) if taken < FIRST_CALLS else None
+        start = time.perf_counter()
         try:
-            loss = self.compile(batch).compute(*batch)
+            loss = self._compute(batch, is_steady=undo is None)
         except Exception as error:  # a plan may fail in any way: the step is taken, and the failure counted and logged
             return self._handle_failure(error, undo, batch)
         if undo is not None:
             self._taken[key] = taken + 1
+            self.statistics.first_calls += 1
+            self.statistics.first_calls_s += time.perf_counter() - start
         self.statistics.optimized += 1
         if self._limit is not None:
             self._stop_compiling(self._limit)
         self.original.advance()  # errors of the user's schedulers are no failure of the plan
+        return loss
+
+    def _compute(self, batch: tuple[Any, ...], *, is_steady: bool) -> torch.Tensor:
+        """Take a step by the plan, and time a sample of those that compile nothing."""
+        compute = self.compile(batch).compute
+        if self.is_frozen:
+            compute = forbid_compile(compute)
+        if is_steady and not self.statistics.optimized % self._latency.every:
+            timed: torch.Tensor = self._latency.time_call(compute, batch, {}, self.statistics.latency)
+            return timed
+        return compute(*batch)
+
+    def _take_as_written(self, fallback: Fallback, key: Signature, batch: tuple[Any, ...]) -> torch.Tensor:
+        loss: torch.Tensor
+        if fallback is OVERLAPS:
+            loss = self._writes.learn_from_call(key, self.answer_by_original, OVERLAPS, batch, {})
+            return loss
+        if fallback is NOT_VERIFIED:
+            self.log_unverified(logging.WARNING, batch, {})
+        loss = self.answer_by_original(fallback, batch, {})
         return loss
 
     def compile(self, batch: tuple[Any, ...]) -> CompiledStep:
@@ -172,7 +211,19 @@ class StepDispatcher(Served):
 
     def _find_new(self, batch: tuple[Any, ...]) -> Fallback | None:
         """Return why the plan does not take a kind of batch that it has not taken before."""
-        return NOT_VERIFIED if self._is_ranked else self.find_unverified(batch)
+        unverified = NOT_VERIFIED if self._is_ranked else self.find_unverified(batch)
+        return unverified or (FROZEN if self.is_frozen else None)
+
+    def _find_frozen(self, taken: int) -> Fallback | None:
+        """Return why the plan, if it is frozen, does not take a kind of batch that it has taken so many times."""
+        if not self.is_frozen:
+            return None
+        return FROZEN_CHANGED if self._would_compile else FROZEN if taken < FIRST_CALLS else None
+
+    def set_frozen(self, frozen: bool) -> None:
+        """Say whether nothing more may be compiled and captured."""
+        super().set_frozen(frozen)
+        self._would_compile = False
 
     def _find_changed_attribute(self) -> str | None:
         """Return the name of a changed part that the plan does not read again."""
@@ -212,13 +263,17 @@ class StepDispatcher(Served):
             self.statistics.count_failure(error)
             error.add_note(f"torchwise: {FAILED_ON_RANK}; without Torchwise it may not fail")
             raise error
+        if isinstance(error, FrozenError) and undo is None:  # a half-taken step, as after a failure: once is enough
+            self._would_compile = True
+            loss: torch.Tensor = self.answer_by_original(FROZEN_CHANGED, batch, {})
+            return loss
         traceback.clear_frames(error.__traceback__)  # which hold the plan's results so far
         if undo is not None:
             undo()  # while the optimizer has the form in which the state was copied
         self.forget()
         failed = Fallback(FallbackReason.PLAN_FAILED, type(error).__name__)
         self._fallbacks.note_said(failed)  # by the lines below
-        loss: torch.Tensor = self.answer_by_original(failed, batch, {})
+        loss = self.answer_by_original(failed, batch, {})
         self._disable_plan(failed, f": {error}")
         self.statistics.count_failure(error)
         self.statistics.opened += 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import time
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -71,12 +72,17 @@ class CompileCallback:
         code = frame.f_code
         if cache_entry is None:  # or Dynamo was reset
             self._noted[code].clear()
-        if self._noted[code]:
+        is_expected = self.expected == threading.get_ident()
+        # Code that no call has reached before is not compiled again, but it has its price.
+        if self._noted[code] or (not is_expected and self.recompiles.price.is_too_high):
             self._compile_again(frame, cache_entry)
         self._bypass.begin()
+        start = time.perf_counter()
         with self._settings(is_whole=self._bypass.is_of(code)), self._numbers_as_inputs():
             result = self._inner(frame, cache_entry, hooks, frame_state, skip=skip + 1)
         if (guarded := getattr(result, "guarded_code", None)) is not None:
+            if not is_expected:
+                self.recompiles.price.pay(time.perf_counter() - start)
             self._noted[code].append(note(self._bypass.values()))
             self._bypass.note_code(code, guarded.code, frame.f_locals)
         return result
@@ -104,7 +110,9 @@ class CompileCallback:
         scope = {"L": frame.f_locals, "G": frame.f_globals}
         by_compilation = [find_varied(noted, scope, self._bypass.own) for noted in self._noted[frame.f_code]]
         return min(
-            by_compilation, key=lambda varied: (len(varied), sum(one.kind is VaryingKind.TENSOR for one in varied))
+            by_compilation,
+            key=lambda varied: (len(varied), sum(one.kind is VaryingKind.TENSOR for one in varied)),
+            default=[VaryingValue("", "the code that a call reaches", VaryingKind.BRANCH)],
         )
 
     @contextlib.contextmanager

@@ -17,6 +17,7 @@ import torch
 from torchwise._torch.dynamo import make_settings_check
 from torchwise.alerts import OnceLog
 from torchwise.compile.cuda_graphs.capture_errors import explain_failure
+from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, is_in_frozen_call
 from torchwise.compile.cuda_graphs.graph_pool import GraphPool
 from torchwise.compile.cuda_graphs.recorded_graph import (
     Graph,
@@ -145,9 +146,12 @@ class CapturedStep:
         change = self._state.find_change()
         if change is None and (replaced := self._code.find_replaced()) is not None:
             change = StateChange(replaced, f"{replaced} was replaced")
+        recorded = self._graphs.get(key)
+        if is_in_frozen_call() and (change is not None or recorded is None or not recorded.settled()):
+            raise FrozenError("the step is frozen, but this batch needs a new capture")
         if change is not None:
             self._start_over(change)
-        recorded = self._graphs.get(key)
+            recorded = None
         if recorded is None and key not in self._seen_keys:
             return self._first(key, args, kwargs)
         tensors = tensors_of(args, kwargs)

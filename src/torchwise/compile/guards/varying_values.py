@@ -36,6 +36,8 @@ class VaryingKind(StrEnum):
     """Another tensor in the place of a weight."""
     CONTENT = "content"
     """The values in weights."""
+    BRANCH = "branch"
+    """The code that a call reaches."""
     STATE = "state"
     """A setting of PyTorch's, or any other subject of a guard that is no value."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -19,12 +20,23 @@ Kind = Literal["searching", "promoted", "stays", "left", "failed", "done"]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The order for a tuning process, with a search for each effort, the quickest first, and the import path to use."""
+    """The order for a tuning process.
+
+    Attributes:
+        request: what to tune. Its budget holds for everything from `started` on.
+        efforts: a search for each, the quickest first.
+        store: as for `tune`.
+        path: the import path to use.
+        minimum_speedup: the speed-up over eager that a plan must surely reach.
+        started: the time of the order, in seconds since the epoch.
+    """
 
     request: Request
     efforts: tuple[str, ...]
     store: str | None
     path: tuple[str, ...]
+    minimum_speedup: float = 1.0
+    started: float = field(default_factory=time.time)
 
 
 ExtraCalls = Literal["any", "undrawn", "none"]

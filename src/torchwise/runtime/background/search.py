@@ -8,15 +8,18 @@ Run it with `python -m torchwise.runtime.background.search FOLDER`. FOLDER/order
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from torchwise.plan import Plan
+from torchwise.plan.effort import EFFORTS
 from torchwise.plan.rules import find_choices, iter_changes, merge_changes
 from torchwise.records import Decision, Failure, Interval, Outcome, Study, codec
 from torchwise.records.listener import Listener
@@ -25,13 +28,17 @@ from torchwise.runtime.background.protocol import Message, Order
 from torchwise.store import open_storage
 from torchwise.study import Caches, Request, run_study
 from torchwise.study.apply_approvals import ApprovalPolicy, apply_approvals
-from torchwise.trial import Launcher, ProcessLauncher, ask_worker
+from torchwise.trial import Assignment, Launcher, Limits, ProcessLauncher, ask_worker
 from torchwise.trial.job import Attempt
+from torchwise.trial.launcher import OnStage
 
 MAX_PREPARED = 3
 """Maximum number of plans to prepare per tier, the most promising first, until one is verified and faster."""
 BETTER = 1.02
 """Minimum speed of a new plan, relative to the current one, from which it is swapped in."""
+
+SEARCH_SHARE = 2 / 3
+"""The share of the remaining budget for a search. Its plan must then be compiled for the program, and verified."""
 
 PRIORITY = "TORCHWISE_BACKGROUND_PRIORITY"
 """Environment variable: "idle" (the default) or "normal"."""
@@ -59,13 +66,23 @@ def main() -> None:
 
 
 def search(order: Order, folder: Path, launcher: Launcher, tell: Tell) -> None:
-    """Search each tier, and promote verified plans that are faster than the current one."""
+    """Search each tier, and promote verified plans that are faster than the current one, within the order's budget."""
     best: Interval | None = None
+    launcher = budget = OrderBudget(order, launcher)
     for tier, effort in enumerate(order.efforts):
+        is_last = effort == order.efforts[-1]
+        if budget.left_s <= 0:
+            tell(Message("stays", f"the budget of {order.request.budget_s:.0f} s is spent"))
+            return
         tell(Message("searching", f"effort {effort}"))
-        fresh = order.request.fresh and tier == 0
-        cold = order.request.cold and effort == order.efforts[-1]  # must not delay a first plan
-        request = replace(order.request, effort=effort, fresh=fresh, cold=cold, begun=None)  # each has the budget
+        request = replace(
+            order.request,
+            effort=effort,
+            fresh=order.request.fresh and tier == 0,
+            cold=order.request.cold and is_last,  # must not delay a first plan
+            budget_s=budget.for_search(effort, is_last=is_last),
+            begun=None,  # each search begins by itself
+        )
         with open_storage(order.store) as storage, Caches(within=folder) as caches:
             study = run_study(request, storage, launcher, Listener(), caches=caches)
             assert study.decision is not None
@@ -78,9 +95,42 @@ def search(order: Order, folder: Path, launcher: Launcher, tell: Tell) -> None:
             continue
         study = replace(study, decision=decision)
         prepared = _prepare_plan(request, study, folder / f"{tier}.code", launcher, best, tell, rules)
-        if prepared is not None:
-            tell(prepared)
-            best = prepared.parse_decision().speedup
+        if prepared is None:
+            continue
+        speedup = prepared.parse_decision().speedup
+        if speedup is not None and speedup.low < order.minimum_speedup:
+            tell(Message("left", f"{prepared.text}, and minimum_speedup is {order.minimum_speedup}"))
+            continue
+        tell(prepared)
+        best = speedup
+
+
+class OrderBudget:
+    """A launcher whose workers end with the budget of an order, which counts from its start.
+
+    Without a budget, only the limits of the efforts hold.
+    """
+
+    def __init__(self, order: Order, launcher: Launcher) -> None:
+        self._seconds, self._launcher = order.request.budget_s, launcher
+        self._end = math.inf if self._seconds is None else order.started + self._seconds
+
+    @property
+    def left_s(self) -> float:
+        """The seconds that are left."""
+        return max(self._end - time.time(), 0.0)
+
+    def for_search(self, effort: str, *, is_last: bool) -> float | None:
+        """Return the seconds for the search of one tier: the rest is for the code of its plan, and for later tiers."""
+        if self._seconds is None:
+            return None
+        share = SEARCH_SHARE * self.left_s
+        return share if is_last else min(share, EFFORTS[effort].search_s)
+
+    def run(self, job: Assignment, limits: Limits, on_stage: OnStage) -> str | Failure:
+        """Run a job for at most the rest of the budget."""
+        limits = replace(limits, end_s=min(limits.end_s, self.left_s))
+        return self._launcher.run(job, limits, on_stage)
 
 
 def adapt_to_aot(plan: Plan) -> Plan:

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,9 +55,19 @@ class Tuning:
 
     Attributes:
         news: messages so far, the oldest first.
+        started: when it began, by `time.monotonic`.
     """
 
-    def __init__(self, optimized: Any, workload: Workload, folder: Path, canary: int | None) -> None:
+    def __init__(
+        self,
+        optimized: Any,
+        workload: Workload,
+        folder: Path,
+        canary: int | None,
+        when_over: Callable[[], object] | None = None,
+    ) -> None:
+        self.started = time.monotonic()
+        self._when_over = when_over
         # End the search once `optimized` is gone.
         self._optimized = weakref.ref(optimized, lambda _: self._abandon())
         self.news: list[Message] = []
@@ -131,6 +141,8 @@ class Tuning:
             with self._changed:
                 self._over.set()
                 self._changed.notify_all()
+            if self._when_over is not None:
+                self._when_over()
 
     def _hear(self, news: Message) -> None:
         if news.kind != "promoted":
@@ -185,7 +197,11 @@ class Tuning:
         if answering is not None and answering.is_frozen:
             raise StalePlanError("the program is frozen, and the plan's first call would record or compile")
         if answering is not None and not self._stopping:
-            swap(optimized, Dispatcher(original, decision, canary=self._canary, backend=backend))
+            counts = answering.statistics  # which go on, whoever answers
+            swap(
+                optimized,
+                Dispatcher(original, decision, canary=self._canary, statistics=counts, backend=backend),
+            )
 
     def _abandon(self) -> None:
         self._stopping = True
@@ -229,10 +245,16 @@ def _yielding() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def start(optimized: Any, workload: Workload, order: Order, canary: int | None) -> Tuning:
+def start(
+    optimized: Any,
+    workload: Workload,
+    order: Order,
+    canary: int | None,
+    when_over: Callable[[], object] | None = None,
+) -> Tuning:
     """Start to tune `workload` for `optimized`, which runs the original meanwhile.
 
-    The location of the model is filled into the order here.
+    The location of the model is filled into the order here. `when_over` is called once the search is over.
 
     Raises:
         WorkloadError: the model cannot be sent to another process.
@@ -244,7 +266,7 @@ def start(optimized: Any, workload: Workload, order: Order, canary: int | None) 
         save(workload, model)
         (folder / "order.json").write_text(codec.to_json(order))
         _import_compiler()
-        return Tuning(optimized, workload, folder, canary)
+        return Tuning(optimized, workload, folder, canary, when_over)
     except BaseException:  # raised again
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -12,14 +12,25 @@ from typing import Any
 
 import torch
 
-from torchwise import environment
 from torchwise._torch.dispatch import is_transforming
+from torchwise.alerts import alert
+from torchwise.environment import available_cpus
 from torchwise.errors import TorchwiseError
-from torchwise.plan.workload_spec import LIVE, WorkloadSpec
-from torchwise.records import Decision, Interval
+from torchwise.plan import EAGER
+from torchwise.records import Interval
 from torchwise.runtime.components.config import CompileConfig, is_disabled
+from torchwise.runtime.components.find import (
+    Find,
+    Found,
+    apply_if_faster,
+    decide_unverified,
+    read_background,
+    search_in_background,
+    tune_in_workers,
+)
 from torchwise.runtime.components.program import autocast_of, device_of, wrap_in_autocast
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
+from torchwise.runtime.monitored import ITSELF
 from torchwise.runtime.statistics import Statistics, add_bounded
 from torchwise.workload import Example, pytree
 
@@ -31,83 +42,12 @@ DISABLED = Fallback(FallbackReason.DISABLED)
 SWITCHED_OFF = Fallback(FallbackReason.SWITCHED_OFF)
 WITHIN = Fallback(FallbackReason.NESTED_COMPONENT)
 UNUSUAL = Fallback(FallbackReason.SEARCH_POSTPONED)
-
-Find = Callable[[Callable[..., Any], Sequence[Example], CompileConfig], Decision]
-"""Decides how to run a callable on such inputs. The config's `training` is already resolved."""
+FROZEN = Fallback(FallbackReason.FROZEN, "it had no plan by then")
 
 _searching = threading.Lock()
 """Allows one search at a time per process: two would disturb each other's timings. The original answers meanwhile."""
 _here = threading.local()
 """`within`: this thread is inside a component that runs by a plan. `first`: it is inside a component's first call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The result of a search: a callable that runs by the plan, or why the original keeps answering."""
-
-    optimized: Callable[..., Any] | None
-    reason: str
-    fallback: Fallback | None = None
-    decision: Decision | None = None
-    error: Exception | None = None
-    seconds: float = 0.0
-    verified: bool = True
-
-
-def tune_in_workers(original: Callable[..., Any], examples: Sequence[Example], config: CompileConfig) -> Decision:
-    """Tune in worker processes, and wait for the decision.
-
-    Raises:
-        InputError: the component or its inputs cannot be sent to a worker.
-        BaselineError: the component raises in a worker, on inputs that it answered here.
-    """
-    from torchwise.runtime.api import tune
-
-    keywords = config.tune_keywords()
-    keywords["examples"] = examples
-    return tune(original, **keywords).decision
-
-
-def decide_unverified(original: Callable[..., Any], examples: Sequence[Example], config: CompileConfig) -> Decision:
-    """Decide for the plan that the config names. Nothing is run, verified or timed."""
-    from torchwise.workload.identity import describe_example, structure
-
-    assert config.plans is not None, "the config refuses verify=False without a plan"
-    (plan,) = config.plans
-    mode, device = "training" if config.training else "inference", device_of(config)
-    return Decision(
-        plan=plan,
-        reason=f"{plan} is used unverified and untimed, as verify=False asks",
-        speedup=None,
-        break_even_calls=None,
-        saved_s=0.0,
-        baseline_s=0.0,
-        cold_s=0.0,
-        warm_s=None,
-        workload=WorkloadSpec(f"{LIVE}component", device=device, mode=mode, calls=config.calls),  # type: ignore[arg-type]
-        identity="",
-        structure=structure(original),
-        inputs=tuple(describe_example(example) for example in examples),
-        environment=environment.detect(device),
-    )
-
-
-def apply_if_faster(original: Callable[..., Any], decision: Decision, config: CompileConfig) -> Found:
-    """Apply a decision if its speed-up surely reaches the config's minimum, or if nothing is to be verified."""
-    from torchwise.runtime.api import apply
-
-    if not config.verify:
-        logger.warning("torchwise: %s", decision.reason)
-        return Found(apply(original, decision, store=config.store), decision.reason, decision=decision, verified=False)
-    speedup = decision.speedup
-    if decision.plan.is_eager:
-        return Found(None, decision.reason, Fallback(FallbackReason.EAGER_DECISION), decision)
-    if speedup is None or speedup.low < config.minimum_speedup:
-        reason = (
-            f"{decision.plan} is {speedup} times as fast, surely less than minimum_speedup {config.minimum_speedup}"
-        )
-        return Found(None, reason, Fallback(FallbackReason.NOT_FAST_ENOUGH, f"{speedup}"), decision)
-    return Found(apply(original, decision, store=config.store), decision.reason, decision=decision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +65,7 @@ class ComponentStatistics:
         search_s: seconds of search.
         failures: number of failed searches and failed calls of the plan, by type of error.
         verified: whether the plan in use was verified, or None if no plan is in use.
+        counts: all counts, as a module has them: latency, comparisons, compilations, and the share of fallbacks.
     """
 
     plan: str | None = None
@@ -137,14 +78,25 @@ class ComponentStatistics:
     failures: Mapping[str, int] = field(default_factory=dict)
     sentences: Mapping[FallbackReason, str] = field(default_factory=dict)
     verified: bool | None = None
+    counts: Statistics = field(default_factory=Statistics)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the statistics as plain data, to be logged or sent."""
+        speedup = None if self.speedup is None else (self.speedup.low, self.speedup.mid, self.speedup.high)
+        own = {"plan": self.plan, "reason": self.reason, "speedup": speedup, "search_s": self.search_s}
+        return {**own, **self.counts.snapshot(), "failures": dict(self.failures)}
 
 
 class Component:
     """Answers the calls of one component of a program.
 
-    The original answers the first call, so its errors reach the caller and cost no search. Then the caller waits for a
-    search with the call's inputs, while the original answers other threads. The result, or the failure of the search,
-    is kept until `clear`.
+    The original answers the first call, so its errors reach the caller and cost no search. Then a search begins with
+    the call's inputs: in another process, while the original answers, or else while the caller waits. The result, or
+    the failure of the search, is kept until `clear`.
+
+    Attributes:
+        counts: the counts of all calls, whoever answered.
+        is_frozen: whether nothing is searched, compiled or captured.
     """
 
     def __init__(
@@ -163,6 +115,7 @@ class Component:
         self.config = config.of_size(_count_parameters(original))
         self._find = find
         self._examples = tuple(examples)
+        self.is_frozen = False
         self.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -179,7 +132,9 @@ class Component:
     def clear(self) -> None:
         """Forget the plan, failures and statistics, so that the next call searches again."""
         self._found: Found | None = None
-        self._counts = Statistics()  # of calls that no plan was asked for
+        self.counts = Statistics()
+        if self.is_frozen:
+            self.counts.freeze()
 
     def answer(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call by the plan, or by `plain`, which is the original as the program sees it.
@@ -193,6 +148,7 @@ class Component:
         if fallback is None and found is None:
             return self._first(plain, args, kwargs)
         if fallback is None and found is not None:
+            found = found if found.waiting is None else self._read_background(found)
             if found.optimized is not None:
                 return self._call_plan(found.optimized, args, kwargs)
             self._raise_unless_fallback(found)
@@ -202,9 +158,32 @@ class Component:
 
     def close(self) -> None:
         """Free the plan's memory. The original answers from now on, until `clear`."""
-        if self._found is not None and self._found.optimized is not None:
-            optimized: Any = self._found.optimized
-            optimized._torchwise.close()
+        if self._found is not None and self._found.served is not None:
+            self._found.served.close()
+
+    @property
+    def plan_name(self) -> str:
+        """The plan in use, or "eager" if the original answers."""
+        served = self._found.served if self._found else None
+        return served.plan_name if served else str(EAGER)
+
+    def freeze(self) -> None:
+        """Search for nothing more, and have the plan compile and capture nothing more."""
+        self._set_frozen(True)
+        self.counts.freeze()
+
+    def unfreeze(self) -> None:
+        """Search, compile and capture again, on the calls that need it."""
+        self._set_frozen(False)
+        self.counts.unfreeze()
+
+    def _set_frozen(self, frozen: bool) -> None:
+        self.is_frozen = frozen
+        if self._found is not None and self._found.served is not None:
+            self._found.served.set_frozen(frozen)
+
+    def _list_monitored(self) -> dict[str, Component]:
+        return {ITSELF: self}
 
     def seek(self, examples: Sequence[Example] = ()) -> None:
         """Search for a plan now, and wait for it. A running search of another thread is waited for, too.
@@ -221,25 +200,25 @@ class Component:
     @property
     def statistics(self) -> ComponentStatistics:
         """The component's statistics so far."""
-        found, original, sentences = self._found, self._counts.original, self._counts.sentences
+        found, counts = self._found, self.counts
+        failures = Counter(counts.failures)
         if found is None:
-            return ComponentStatistics(original=dict(original), sentences=sentences)
-        served = getattr(found.optimized, "statistics", None)
-        failures = Counter(served.failures) if served else Counter()
+            return ComponentStatistics(original=counts.original, sentences=counts.sentences, counts=counts)
         if found.error is not None:
             add_bounded(failures, type(found.error).__name__)
-        decision = found.decision
+        decision = found.served.decision if found.served else found.decision
         return ComponentStatistics(
-            str(decision.plan) if decision and found.optimized else None,
-            found.reason,
-            served.optimized if served else 0,
-            dict(original + served.original if served else original),
+            self.plan_name if found.optimized else None,
+            found.reason if decision is found.decision or decision is None else decision.reason,
+            counts.optimized,
+            counts.original,
             decision.speedup if decision else None,
-            served.first_calls_s if served else 0.0,
+            counts.first_calls_s + counts.later_compiles_s,
             found.seconds,
-            dict(failures),
-            {**sentences, **served.sentences} if served else sentences,
+            failures,
+            counts.sentences,
             found.verified if found.optimized else None,
+            counts,
         )
 
     def _aside(self) -> Fallback | None:
@@ -248,42 +227,89 @@ class Component:
             return DISABLED
         if not self.config.enabled:
             return SWITCHED_OFF
+        if self.is_frozen and self._found is None:
+            return FROZEN
         return WITHIN if getattr(_here, "within", False) else None
+
+    def _read_background(self, found: Found) -> Found:
+        """Take over what the search in the background has found, if it has found anything."""
+        now = read_background(found)
+        if now is not found and self._found is found:
+            self._keep(now)
+        return now
+
+    def _keep(self, found: Found) -> None:
+        """Keep a result. All counts of the component go on in one place."""
+        self._found = found
+        if found.served is not None:
+            found.served.statistics = self.counts
+            found.served.set_frozen(self.is_frozen)
+        if found.error is not None:
+            alert("search_failed", f"component {self.name} runs its original code until clear(): {found.reason}")
+        logger.info("torchwise: component %s: %s", self.name, found.reason)
 
     def _first(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if _is_unusual():
             return self._plainly(UNUSUAL, plain, args, kwargs)
         if not _searching.acquire(blocking=False):
             return self._plainly(BUSY, plain, args, kwargs)
-        _here.first = True
+        _here.first, goes_on = True, False
         try:
             if self._found is not None:  # another thread was faster
                 return self._plainly(BUSY, plain, args, kwargs)
             given = self._examples or _copy_example(args, kwargs)  # copy before the call, which may write to its inputs
             result = self._plainly(FIRST, plain, args, kwargs)
-            self._seek(given)
+            goes_on = self._seek(given, may_go_on=True)
             return result
         finally:
             _here.first = False
-            _searching.release()
+            if not goes_on:
+                _searching.release()
 
-    def _seek(self, examples: tuple[Example, ...]) -> None:
-        counts, config, begun = self._counts, self.config, time.perf_counter()
-        find = self._find if config.verify else decide_unverified
-        if config.verify:
-            logger.info("torchwise: searching for a plan for component %s; the caller waits", self.name)
+    def _seek(self, examples: tuple[Example, ...], *, may_go_on: bool = False) -> bool:
+        """Search, and return whether the search goes on in another process, which is to release `_searching`."""
+        counts, begun = self.counts, time.perf_counter()
+        goes_on = False
         try:
-            original = wrap_in_autocast(self.original, config)
-            trains = _trains(original, examples) if config.training is None else config.training
-            found = apply_if_faster(original, find(original, examples, replace(config, training=trains)), config)
+            original = wrap_in_autocast(self.original, self.config)
+            config = replace(self.config, training=self._trains(original, examples))
+            goes_on = may_go_on and self._may_search_aside(config)
+            find = self._find if config.verify else decide_unverified
+            waits = "the original answers meanwhile" if goes_on else "the caller waits"
+            if config.verify:
+                logger.info("torchwise: searching for a plan for component %s; %s", self.name, waits)
+            if goes_on:
+                found = search_in_background(original, examples, config, _searching.release)
+            else:
+                found = apply_if_faster(original, find(original, examples, config), config)
         except Exception as error:  # a failed search must not stop the program: log its error, keep it until clear()
+            goes_on = False
             fallback = Fallback(FallbackReason.SEARCH_FAILED, f"{type(error).__name__}: {error}")
             found = Found(None, str(fallback), fallback, error=error)
-            logger.warning("torchwise: component %s runs its original code until clear()", self.name, exc_info=error)
-        if counts is self._counts:  # not cleared meanwhile
-            self._found = replace(found, seconds=time.perf_counter() - begun)
-            logger.info("torchwise: component %s: %s", self.name, found.reason)
+            logger.debug("torchwise: how the search failed", exc_info=error)
+        if counts is self.counts:  # not cleared meanwhile
+            self._keep(replace(found, seconds=time.perf_counter() - begun))
         self._raise_unless_fallback(found)
+        return goes_on
+
+    def _may_search_aside(self, config: CompileConfig) -> bool:
+        """Whether another process can search: for inference, and beside the program on a processor of its own."""
+        if config.training or not config.verify or self._find is not tune_in_workers:
+            return False
+        return config.background if config.background is not None else config.fallback and available_cpus() > 1
+
+    def _trains(self, original: Callable[..., Any], examples: Sequence[Example]) -> bool:
+        """Return whether a plan must support gradients. If that is the program's doing, say so."""
+        if self.config.training is not None:
+            return self.config.training
+        trains = _needs_gradients(original, examples)
+        if trains:
+            logger.warning(
+                "torchwise: component %s is tuned for training, because gradients were enabled in its first call: "
+                "for inference, call it under torch.no_grad() or register it with training=False",
+                self.name,
+            )
+        return trains
 
     def _call_plan(self, optimized: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _here.within = True
@@ -305,7 +331,7 @@ class Component:
     def _plainly(
         self, fallback: Fallback, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        self._counts.count(fallback)
+        self.counts.count(fallback)
         if self.config.autocast is None:
             return plain(*args, **kwargs)
         with autocast_of(self.config):
@@ -331,7 +357,7 @@ def _copy_example(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Exampl
         return (Example(args, kwargs),)
 
 
-def _trains(original: Callable[..., Any], examples: Sequence[Example]) -> bool:
+def _needs_gradients(original: Callable[..., Any], examples: Sequence[Example]) -> bool:
     """Return whether a call with such inputs needs gradients."""
     tensors = pytree.tensors([(example.args, dict(example.kwargs)) for example in examples])
     tensors += list(original.parameters()) if isinstance(original, torch.nn.Module) else []

@@ -68,14 +68,17 @@ class CompileConfig:
             of parameters to modes chooses by the size of the component: `{0: "default", 10_000_000: "auto"}`.
         backend: None to search for a backend, or the only one to try, such as "inductor" or one of a plug-in.
         dynamic: None to search, or the only form of shapes to try: true for code of many sizes, false for one size.
+        background: whether the first call starts a search in another process, and the original answers until it has a
+            plan. Otherwise the first call waits for the search. None stands for the former if another process can
+            search, which needs inference, `fallback` and a second processor. Plans for training are always waited for.
         lazy: whether the search starts at the first call, with its inputs. Otherwise it starts at registration, which
             then needs examples.
         minimum_speedup: the speed-up over eager that a plan must surely reach (the low end of its 95 % interval). At
             least 1.
         effort: "quick", "standard" or "thorough".
         allow: how far a plan may change the outputs: "exact", "same-precision", "lower-precision" or "substituted".
-        budget_s: seconds of a search, profiling and waiting included, after which its trial is ended. None stands for
-            the effort's own limit, after which no further trial starts.
+        budget_s: seconds for everything from the first call to the plan, or None for the effort's own limit on the
+            search.
         compile_timeout_s: seconds that one candidate may compile, or None for all of a trial's limit.
         iterations: how many times a candidate and eager are timed in each process, or None until that is enough.
         fullgraph: whether a component that PyTorch cannot capture as one graph counts as a failed search.
@@ -112,11 +115,12 @@ class CompileConfig:
     device: str | None = None
     store: str | None = None
     progress: bool = True
+    background: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("enabled", "lazy", "fullgraph", "verify", "fallback", "progress"):
             _one_of(name, getattr(self, name), (True, False))
-        for name in ("training", "dynamic"):
+        for name in ("training", "dynamic", "background"):
             _one_of(name, getattr(self, name), (True, False, None))
         _one_of("backend", self.backend, (None, *list_values("backend")))
         check_timeout(self.compile_timeout_s)

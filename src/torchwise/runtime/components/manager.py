@@ -18,8 +18,9 @@ import torch
 from torchwise.errors import InputError, TorchwiseError
 from torchwise.former_packages import warn_once
 from torchwise.runtime import unwrap
-from torchwise.runtime.components.component import Component, ComponentStatistics, Find, tune_in_workers
+from torchwise.runtime.components.component import Component, ComponentStatistics
 from torchwise.runtime.components.config import PROFILES, CompileConfig, list_modes
+from torchwise.runtime.components.find import Find, tune_in_workers
 from torchwise.runtime.components.program import (
     autocast_of,
     copy_with_shared_dict,
@@ -48,9 +49,10 @@ class CompileManager:
         manager.register(model.storage, "storage", enabled=False)
         carry = manager.register(carry)
 
-    A component runs its original code for its first call, which shows the kind of its inputs. Then Torchwise searches
-    for a plan (`torchwise.tune`). It uses the plan if the plan is right and surely fast enough. If anything goes wrong,
-    the original answers, unless the config says `fallback=False`. A component lives as long as its function or module.
+    A component runs its original code for its first call, which shows the kind of its inputs. Then a search for a plan
+    begins, in another process if one can search. The component uses the plan if it is right and surely fast enough. If
+    anything goes wrong, the original answers, unless the config says `fallback=False`. A component lives as long as its
+    function or module.
 
     With the environment variable `TORCHWISE_DISABLE=1`, every component runs its original code, and no search starts.
     """
@@ -186,6 +188,9 @@ class CompileManager:
         """Return the statistics of each component by name."""
         return {name: component.statistics for name, component in self.components.items()}
 
+    def _list_monitored(self) -> dict[str, Component]:
+        return self.components
+
     def _add(
         self,
         target: Callable[..., Any],
@@ -295,9 +300,10 @@ def compiled(
 
         model = torchwise.compiled(Net())
 
-    The first call runs the original code. It then waits for a search for a plan for its inputs (`torchwise.tune`). No
-    further trial starts after 15 minutes, and none goes on after `budget_s`. The result is stored, so the next start
-    of the program takes seconds. If anything goes wrong, the original answers.
+    The first call runs the original code, and starts a search for a plan for its inputs. The original answers until
+    another process has a plan that is verified and compiled. If no other process can search, the first call waits for
+    the search (`CompileConfig.background`). The result is stored for the next start of the program. If anything goes
+    wrong, the original answers.
 
     Args:
         target: the function, module or class of modules to decorate.

@@ -14,7 +14,6 @@ import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -22,17 +21,15 @@ from torchwise import environment
 from torchwise.compile.forward_entry import calls_forward_alone
 from torchwise.errors import InputError
 from torchwise.runtime.components.config import CompileConfig
+from torchwise.runtime.monitored import IN_PLACE
 
 if TYPE_CHECKING:
     from torchwise.runtime.components.component import Component
 
-_components: WeakKeyDictionary[torch.nn.Module, Component] = WeakKeyDictionary()
-"""No attribute of the module, as an attribute would get into copies, files and fingerprints."""
-
 
 def is_component(module: object) -> bool:
     """Return whether a module is a component of any manager."""
-    return isinstance(module, torch.nn.Module) and module in _components
+    return isinstance(module, torch.nn.Module) and module in IN_PLACE
 
 
 def function_of(component: Component) -> Callable[..., Any]:
@@ -43,6 +40,7 @@ def function_of(component: Component) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return component.answer(original, args, kwargs)
 
+    IN_PLACE[call] = component
     return call
 
 
@@ -54,7 +52,7 @@ def place(module: torch.nn.Module, component: Component) -> None:
     """
     if is_component(module):
         raise InputError(
-            f"this {type(module).__name__} is component {_components[module].name!r} already: register it once"
+            f"this {type(module).__name__} is component {IN_PLACE[module].name!r} already: register it once"
         )
     try:
         object.__setattr__(module, "__class__", _derive_class(type(module)))  # type: ignore[arg-type]
@@ -62,12 +60,12 @@ def place(module: torch.nn.Module, component: Component) -> None:
         raise InputError(
             f"a {type(module).__name__} cannot be registered in place ({error}): register a function that calls it"
         ) from error
-    _components[module] = component
+    IN_PLACE[module] = component
 
 
 def restore(module: torch.nn.Module) -> None:
     """Give a module that `place` changed its own class back."""
-    del _components[module]
+    del IN_PLACE[module]
     object.__setattr__(module, "__class__", type(module).__mro__[1])
 
 
@@ -93,7 +91,7 @@ def _derive_class(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
 
     def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         # A class derived from this one later (as parametrisations do) has attributes that the twin lacks.
-        if torch.compiler.is_compiling() or type(self) is not asking or (component := _components.get(self)) is None:
+        if torch.compiler.is_compiling() or type(self) is not asking or (component := IN_PLACE.get(self)) is None:
             return cls.__call__(self, *args, **kwargs)
         return component.answer(functools.partial(cls.__call__, self), args, kwargs)
 

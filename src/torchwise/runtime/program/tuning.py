@@ -19,6 +19,7 @@ from torchwise.report.recording import recording_document
 from torchwise.runtime.api import Study, make_request, search
 from torchwise.runtime.components.component import Component
 from torchwise.runtime.components.program import is_component
+from torchwise.runtime.monitored import Monitored
 from torchwise.runtime.program.calls import Calls, Kind
 from torchwise.runtime.program.placement import config_of, place_decision, take_away, workload_of
 from torchwise.runtime.program.recorder import CallRecorder, list_examples
@@ -67,6 +68,9 @@ class TunedProgram:
     def studies(self) -> dict[str, Study]:
         """The study of each module that was tuned, by its name in the table."""
         return {module.record.name: module.study for module in self.modules if module.study}
+
+    def _list_monitored(self) -> dict[str, Monitored]:
+        return {module.record.name: module.component for module in self.modules if module.component is not None}
 
     def restore(self) -> None:
         """Give every module its own call back, and free the plans. A second call does nothing."""
@@ -117,6 +121,10 @@ class OptimizedProgram(Generic[T]):
 
     def __init__(self, original: T, report: TunedProgram) -> None:
         self.__dict__.update(original=original, report=report)
+
+    def _list_monitored(self) -> dict[str, Monitored]:
+        report: TunedProgram = self.report
+        return report._list_monitored()
 
     def restore(self) -> T:
         """Take the plans away, and return the object as it was before."""

@@ -22,8 +22,8 @@ from torchwise.errors import InputError
 from torchwise.plan.workload_spec import TuneKeywords
 from torchwise.records import Decision
 from torchwise.runtime import Dispatcher, Statistics, stale_because
-from torchwise.runtime.dispatch import NOT_VERIFIED
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
+from torchwise.runtime.served import NOT_VERIFIED
 from torchwise.runtime.statistics import EAGER_DECISION
 from torchwise.runtime.training.distributed import PATIENCE_S, Ranks, find_rank_refusal
 from torchwise.runtime.training.step import OTHER_RANK, tune

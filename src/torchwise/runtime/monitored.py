@@ -1,0 +1,77 @@
+"""Find what counts calls behind an object: a model, a function, a training step, a component, or several in one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+from torchwise.errors import InputError
+from torchwise.runtime.served import served_of
+from torchwise.runtime.statistics import Statistics
+
+ITSELF = ""
+"""The name of an object that counts its own calls."""
+
+
+class Monitored(Protocol):
+    """Something that counts calls by a plan, and can be kept from compiling."""
+
+    @property
+    def counts(self) -> Statistics:
+        """The counts of the calls so far."""
+
+    @property
+    def plan_name(self) -> str:
+        """The plan in use, as text."""
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether nothing more may be compiled and captured."""
+
+    def freeze(self) -> None:
+        """Compile and capture nothing more."""
+
+    def unfreeze(self) -> None:
+        """Compile and capture again, on the calls that need it."""
+
+
+IN_PLACE: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""The component of each module and function that stands in the place of an original.
+
+It is no attribute of the module, as an attribute would get into copies, files and fingerprints.
+"""
+LISTS = "_list_monitored"
+"""A method by which a class of several such objects lists them by name."""
+
+
+def find_monitored(thing: Any, predicate: str) -> Mapping[str, Monitored]:
+    """Return what counts the calls of an object, by name: `ITSELF`, or the names of its components.
+
+    A manager may have none yet. Ask again later, as plans are swapped and components are registered.
+
+    Args:
+        thing: the object.
+        predicate: what is asked of it, for the error, such as "can be frozen".
+
+    Raises:
+        InputError: Torchwise did not return it.
+    """
+    lists: Callable[[Any], Mapping[str, Monitored]] | None = getattr(type(thing), LISTS, None)
+    if lists is not None:
+        return lists(thing)
+    itself = served_of(thing) or _find_in_place(thing)
+    if itself is None:
+        raise InputError(
+            f"it is of type {type(thing).__name__}, and Torchwise did not make it, but only a result of torchwise."
+            f"apply, optimize or compiled, a component or a CompileManager {predicate}"
+        )
+    return {ITSELF: itself}
+
+
+def _find_in_place(thing: Any) -> Monitored | None:
+    try:
+        found: Monitored | None = IN_PLACE.get(thing)
+    except TypeError:  # it has no hash, or nothing can refer to it weakly
+        return None
+    return found

@@ -1,0 +1,192 @@
+"""The first call of a component starts a search in another process, if one can search, and waits for nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from components_finders import THREADS, Finder
+
+from live_decisions import make_decision
+from torchwise.alerts import heard
+from torchwise.errors import TorchwiseError
+from torchwise.records import Interval, codec
+from torchwise.runtime import FallbackReason
+from torchwise.runtime.background import tuning
+from torchwise.runtime.background.protocol import Message
+from torchwise.runtime.components import CompileManager, component
+from torchwise.runtime.components.config import VARIABLE
+
+X = torch.randn(4, 8)
+DONE = codec.to_json(Message("done", "the search is over"))
+
+
+@pytest.fixture(autouse=True)
+def enabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(component, "available_cpus", lambda: 2)
+    monkeypatch.setattr(component, "_searching", threading.Lock())
+
+
+@pytest.fixture
+def search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Callable[[], None]]:
+    """Put a program in the place of the process that searches, which says its lines after it was told to go on."""
+    real, started = subprocess.Popen, []
+    monkeypatch.setattr(tuning, "_import_compiler", lambda: None)
+
+    def begin(*lines: str) -> Callable[[], None]:
+        go_on = tmp_path / str(len(started))
+        started.append(go_on)
+        said = "".join(f"print({line!r}, flush=True)\n" for line in lines)
+        end = "threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()\n"
+        wait = f"import sys, time, os, threading\n{end}while not os.path.exists({str(go_on)!r}): time.sleep(0.01)\n"
+        monkeypatch.setattr(
+            tuning.subprocess, "Popen", lambda _, **options: real([sys.executable, "-c", wait + said], **options)
+        )
+        return go_on.touch
+
+    return begin
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < end, "it does not become so"
+        time.sleep(0.01)
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def triple(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+def promote(call: Any, speedup: float = 3.0) -> str:
+    interval = Interval(speedup - 0.1, speedup, speedup + 0.1)
+    decision = replace(make_decision(call, THREADS, X, error=1e-6), speedup=interval)
+    return codec.to_json(Message("promoted", f"plan {THREADS}", decision.to_json(), extra_calls="any"))
+
+
+@torch.no_grad()
+def test_the_original_answers_until_the_other_process_has_a_plan(search: Callable[..., Callable[[], None]]) -> None:
+    manager = CompileManager()
+    one, other = manager.register(double, "one"), manager.register(triple, "other")
+    go_on = search(promote(double), DONE)
+    for _ in range(3):
+        assert torch.equal(one(X), X * 2)
+        assert torch.equal(other(X), X * 3)
+    waiting, behind = manager.statistics().values()
+    assert waiting.original == {FallbackReason.FIRST_CALL: 1, FallbackReason.TUNING_IN_BACKGROUND: 2}
+    assert (waiting.plan, waiting.reason) == (None, "tuning goes on in the background")
+    assert behind.original == {FallbackReason.SEARCH_RUNNING: 3}, "one search at a time"
+    go_on()
+    wait_until(lambda: not component._searching.locked())
+    found = one(X) is not None and manager.statistics()["one"]
+    assert isinstance(found, component.ComponentStatistics)
+    assert (found.plan, found.optimized) == (str(THREADS), 1)
+    assert found.speedup is not None
+    assert (found.speedup.mid, found.search_s > 0, found.counts.fallback_rate) == (3.0, True, 0)
+    search(promote(triple), DONE)()
+    other(X)
+    wait_until(lambda: torch.equal(other(X), X * 3) and manager.statistics()["other"].optimized > 0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("lines", "reason", "alerts"),
+    [
+        ([codec.to_json(Message("stays", "eager is as fast")), DONE], FallbackReason.EAGER_DECISION, []),
+        ([codec.to_json(Message("left", "it is not right")), DONE], FallbackReason.BACKGROUND_TUNING_ENDED, []),
+        ([codec.to_json(Message("failed", "OSError: full"))], FallbackReason.SEARCH_FAILED, ["search_failed"]),
+    ],
+    ids=["stays", "left", "failed"],
+)
+def test_a_search_without_a_plan_is_over_once_and_for_all(
+    search: Callable[..., Callable[[], None]], lines: list[str], reason: FallbackReason, alerts: list[str]
+) -> None:
+    manager = CompileManager()
+    call = manager.register(double, "it")
+    search(*lines)()
+    with heard() as said:
+        call(X)
+        wait_until(lambda: not component._searching.locked())
+        call(X), call(X)
+    found = manager.statistics()["it"]
+    assert found.original == {FallbackReason.FIRST_CALL: 1, reason: 2}
+    assert [alert.kind for alert in said if alert.kind != "background_failed"] == alerts
+    assert codec.from_json(lines[0], Message).text in found.reason
+
+
+@torch.no_grad()
+def test_without_fallback_a_failed_search_raises_in_a_later_call(search: Callable[..., Callable[[], None]]) -> None:
+    call = CompileManager(fallback=False, background=True).register(double, "it")
+    search(codec.to_json(Message("failed", "OSError: full")))()
+    call(X)
+    wait_until(lambda: not component._searching.locked())
+    with pytest.raises(TorchwiseError, match="component 'it': the search for a plan failed"):
+        call(X)
+
+
+@torch.no_grad()
+def test_what_is_cleared_ends_its_search_and_lets_others_search(search: Callable[..., Callable[[], None]]) -> None:
+    manager = CompileManager()
+    call = manager.register(double, "it")
+    search(DONE)
+    call(X)
+    assert component._searching.locked()
+    manager.clear()
+    wait_until(lambda: not component._searching.locked())
+
+
+@pytest.mark.parametrize(
+    ("changes", "cpus", "training", "expected"),
+    [
+        ({}, 2, False, True),
+        ({}, 1, False, False),
+        ({}, 2, True, False),
+        ({"background": True}, 1, False, True),
+        ({"background": True}, 2, True, False),
+        ({"background": False}, 2, False, False),
+        ({"fallback": False}, 2, False, False),
+        ({"fallback": False, "background": True}, 2, False, True),
+    ],
+)
+def test_another_process_searches_if_it_can(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], cpus: int, training: bool, expected: bool
+) -> None:
+    monkeypatch.setattr(component, "available_cpus", lambda: cpus)
+    ways: list[str] = []
+    monkeypatch.setattr(component, "search_in_background", lambda *_: ways.append("background") or 1 / 0)
+    monkeypatch.setattr("torchwise.runtime.api.tune", lambda *_, **__: ways.append("here") or 1 / 0)
+    manager = CompileManager(training=training, **changes)
+    call = manager.register(double, "it")
+    with torch.no_grad():
+        if changes.get("fallback", True):
+            call(X)
+        else:
+            with pytest.raises(TorchwiseError):
+                call(X)
+    assert ways == (["background"] if expected else ["here"])
+
+
+@pytest.mark.parametrize(("gradients", "training", "said"), [(True, None, 1), (False, None, 0), (True, True, 0)])
+def test_a_component_that_is_tuned_for_training_by_the_way_it_is_called_says_so(
+    gradients: bool, training: bool | None, said: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    find = Finder()
+    manager = CompileManager(find=find, training=training)
+    layer = manager.register(torch.nn.Linear(8, 8), "layer")
+    with torch.set_grad_enabled(gradients):
+        layer(X)
+    assert find.asked[0][2].training is gradients
+    assert caplog.text.count("component layer is tuned for training, because gradients were enabled") == said
