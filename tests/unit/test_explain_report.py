@@ -18,7 +18,17 @@ from torchwise.plan import EAGER, Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Interval, Measurement
 from torchwise.records import format as show
-from torchwise.records.explanation import Basis, Explanation, FixTrial, Kernel, Saving, Stage, rank_findings
+from torchwise.records.explanation import (
+    AutotunedOperator,
+    Basis,
+    Candidate,
+    Explanation,
+    FixTrial,
+    Kernel,
+    Saving,
+    Stage,
+    rank_findings,
+)
 from torchwise.records.saving import describe_saving as words
 from torchwise.report.explanation import next_steps, render_explanation, render_explanation_html, write_explanation
 from torchwise.report.plots.explanation import plots
@@ -53,6 +63,22 @@ def test_what_was_measured_and_does_not_show_counts_as_nothing() -> None:
     assert [one.kind for one in rank_findings([unclear, clear], 1000)] == ["clear", "unclear"]
     guess = make_finding("guess", Saving(Interval(0.0, 5e-6, 1e-5), Basis.ESTIMATED, ""))
     assert [one.kind for one in rank_findings([clear, guess], 1000)] == ["guess", "clear"]
+
+
+def test_candidates_of_autotuning_are_shown_the_fastest_first() -> None:
+    many = tuple(Candidate(f"triton_mm_{i}", 2e-6 + i * 1e-6) for i in range(6))
+    mm = AutotunedOperator("mm", ("float32[8×4]", "float32[4×2]"), (*many, Candidate("broken", None)))
+    one = AutotunedOperator("conv", ("float32[1]",), (Candidate("cudnn", 1e-3), Candidate("triton_conv", None)))
+    told = replace(explanation(), autotuned=(mm, one))
+    text = render_text(told)
+    rows = [line.split() for line in text.partition("Candidates of autotuning")[2].splitlines()]
+    shown = [row for row in rows if any("triton" in word or word in ("cudnn", "failed") for word in row)]
+    assert [row[-1] for row in shown] == ["1.00×", "1.50×", "2.00×", "2.50×", "3.00×", "1.00×", "–"]
+    assert "mm(float32[8×4], float32[4×2])" in " ".join(text.split())
+    assert "and 2 more" in text
+    assert "took the first of each" in text
+    assert Explanation.from_json(told.to_json()) == told
+    assert "Candidates of autotuning" not in render_text(explanation())
 
 
 def test_it_comes_back_from_json() -> None:

@@ -96,6 +96,10 @@ def main(run: Callable[[], None] | None = None) -> None:
         _replace_unencodable()
     error_file = os.environ.pop(ERROR_FILE, "")  # processes that the command starts do not write there
     try:
+        if os.environ.get("TORCHWISE_DEBUG"):  # a misspelt value must not wait for a worker to be refused
+            from torchwise._torch.debug_logs import read_presets
+
+            read_presets()
         (run or app)()
     except TorchwiseError as error:
         typer.echo(f"torchwise: {error}", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from torchwise import environment
+from torchwise._torch.autotuning import tell_candidates
 from torchwise.compile import compile_plan
 from torchwise.compile.transforms.isolate_rnn import has_rnn
 from torchwise.compile.transforms.static_form import has_static_form
@@ -30,7 +32,9 @@ from torchwise.records import Measurement
 from torchwise.records.answer import Reliability
 from torchwise.records.compile_events import CompileEvents, UncompiledKind
 from torchwise.records.explanation import (
+    AutotunedOperator,
     Basis,
+    Candidate,
     Capturable,
     Execution,
     Explanation,
@@ -64,7 +68,9 @@ def explain_target(inquiry: Inquiry, stage: Callable[[str], None]) -> Generator[
     harness = _load_harness(inquiry)
     with harness.gradients():
         stage("compile")
-        run, trace = _compile(inquiry, harness)
+        autotuned: list[AutotunedOperator] = []
+        with tell_candidates(functools.partial(_note_candidates, autotuned)):
+            run, trace = _compile(inquiry, harness)
         compile_s = time.perf_counter() - started
         stage("try the suggested code")
         suggested = check_suggestions(trace.breaks, harness)
@@ -79,6 +85,7 @@ def explain_target(inquiry: Inquiry, stage: Callable[[str], None]) -> Generator[
             _describe(inquiry, trace, evidence),
             created_at=created_at,
             limits=limits,
+            autotuned=tuple(autotuned),
             trust=judge_measurement(measurement),
         )
 
@@ -127,6 +134,14 @@ def _describe(inquiry: Inquiry, trace: Trace, evidence: Evidence) -> Explanation
         compile_events=evidence.watched,
         folder=inquiry.folder,
     )
+
+
+def _note_candidates(
+    found: list[AutotunedOperator], operator: str, inputs: tuple[str, ...], seconds: Mapping[str, float]
+) -> None:
+    timed = [Candidate(name, taken if math.isfinite(taken) else None) for name, taken in seconds.items()]
+    timed.sort(key=lambda one: math.inf if one.seconds is None else one.seconds)
+    found.append(AutotunedOperator(operator, inputs, tuple(timed)))
 
 
 def _load_harness(inquiry: Inquiry) -> Harness:

@@ -125,6 +125,33 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to run an operator that the compiler tried.
+
+    Attributes:
+        seconds: of one run, as the compiler timed it, or None if it could not run.
+    """
+
+    name: str
+    seconds: Seconds | None
+
+
+@dataclass(frozen=True, slots=True)
+class AutotunedOperator:
+    """An operator for which the compiler timed several candidates, and took the fastest.
+
+    Attributes:
+        operator: its name, such as "mm".
+        inputs: dtype and shape of each input.
+        candidates: the fastest first, and those that could not run last.
+    """
+
+    operator: str
+    inputs: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """The most that this hardware can do: bytes per second, and FLOPs per second in the call's own dtype."""
 
@@ -212,6 +239,7 @@ class Explanation(Document):
         created_at: seconds since 1970.
         folder: folder of the artifacts, or "" if none were requested.
         limits: the hardware's peaks, for the kernels' roofline share, or None in records of earlier versions.
+        autotuned: the operators for which the compiler timed candidates, in the order of compilation.
         trust: how far the times can be trusted, or None in records of earlier versions, until `settled` adds it.
     """
 
@@ -230,6 +258,7 @@ class Explanation(Document):
     created_at: Amount = 0.0
     folder: str = ""
     limits: Limits | None = None
+    autotuned: tuple[AutotunedOperator, ...] = ()
     trust: Trust | None = None
     schema: str = field(default=SCHEMA)
 

@@ -9,7 +9,15 @@ from rich.console import RenderableType
 
 from torchwise.records import format as show
 from torchwise.records.answer import Answer, exceeds
-from torchwise.records.explanation import Explanation, Finding, FixTrial, Kernel, SourceLocation, Stage
+from torchwise.records.explanation import (
+    AutotunedOperator,
+    Explanation,
+    Finding,
+    FixTrial,
+    Kernel,
+    SourceLocation,
+    Stage,
+)
 from torchwise.records.files import write_atomically, write_json
 from torchwise.records.saving import UNMEASURED, describe_saving
 from torchwise.report import document as doc
@@ -19,6 +27,8 @@ from torchwise.report.terminal import render_terminal
 
 MAX_KERNELS = 12
 MAX_FILES = 2
+MAX_CANDIDATES = 5
+"""Candidates that are shown for one operator. The record has all."""
 MAX_EXCERPT = 200
 """Characters of a line of source: generated code may have lines of any length."""
 NOTHING = "No finding has a relevant potential saving."
@@ -27,6 +37,7 @@ LEGEND = (
     "upper bound."
 )
 STAGES = (*doc.text_columns("stage"), *doc.figure_columns("time"), *doc.text_columns("in", "out"))
+CANDIDATES = (*doc.text_columns("operator", "candidate"), *doc.figure_columns("time", "to the first"))
 KERNELS = (
     doc.Column("#", is_figure=True, medium=doc.Medium.PAGE),  # the numbers of the roofline's points
     *doc.text_columns("kernel"),
@@ -86,6 +97,7 @@ def _explanation_document(
             *doc.plot_section(plots),
             doc.Section("Stages", (_stage_table(explanation.stages), *_name_artifacts(explanation))),
             doc.Section("Kernels of one call", (_kernel_table(explanation.kernels), *map(doc.Text, sentences))),
+            *_autotuned_section(explanation.autotuned),
             *doc.list_section("Notes", explanation.notes),
             doc.Section("Next", (doc.Commands(tuple(next_steps(explanation, store))),)),
             doc.Only(doc.Medium.PAGE, (environment_section(explanation.environment),)),
@@ -159,6 +171,32 @@ def _kernel_cells(number: int, kernel: Kernel) -> tuple[str, ...]:
         show.NONE if kernel.flops is None else f"{show.three(kernel.flops / 1e6)} M" if kernel.flops else "0",
         "unknown" if kernel.share is None else show.percent(kernel.share),
     )
+
+
+def _autotuned_section(autotuned: Sequence[AutotunedOperator]) -> tuple[doc.Section, ...]:
+    """Return a table of the candidates that the compiler timed, or nothing if it timed none."""
+    rows = [
+        doc.Row((f"{one.operator}({', '.join(one.inputs)})" if not place else "", name, time, ratio))
+        for one in autotuned
+        for place, (name, time, ratio) in enumerate(_candidate_cells(one))
+    ]
+    if not rows:
+        return ()
+    table = doc.Table("Candidates of autotuning", CANDIDATES, tuple(rows))
+    told = "The compiler timed these by itself, and took the first of each. Their times are not on the call's scale."
+    return (doc.Section("Candidates of autotuning", (table, doc.Text(told, tone=doc.Tone.MUTED))),)
+
+
+def _candidate_cells(one: AutotunedOperator) -> Iterator[tuple[str, str, str]]:
+    fastest = one.candidates[0].seconds if one.candidates else None
+    for candidate in one.candidates[:MAX_CANDIDATES]:
+        if candidate.seconds is None:
+            yield show.one_line(candidate.name), "failed", show.NONE
+        else:
+            ratio = f"{candidate.seconds / fastest:.2f}×" if fastest else show.NONE
+            yield show.one_line(candidate.name), show.seconds(candidate.seconds), ratio
+    if (left := len(one.candidates) - MAX_CANDIDATES) > 0:
+        yield f"and {left} more", show.NONE, show.NONE
 
 
 def describe_call(explanation: Explanation) -> str:

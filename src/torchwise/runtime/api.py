@@ -224,6 +224,7 @@ def make_request(
     Raises:
         InputError: an argument cannot be used.
     """
+    from torchwise._torch.debug_logs import read_presets
     from torchwise.records.structure_differences import pack_details
     from torchwise.runtime import unwrap
     from torchwise.study import Request
@@ -233,6 +234,7 @@ def make_request(
     from torchwise.workload.structure_details import details_of
     from torchwise.workload.target import device_of, name_of, read_workload
 
+    read_presets()
     model = model if isinstance(model, (str, Workload)) else unwrap(model)
     workload = read_workload(model, args, kwargs, examples)
     if workload is not None and workload.step:
@@ -305,10 +307,12 @@ def apply(
         RefusedPlanError: with `strict`, no verified plan is permitted.
         StorageError: with `strict`, the store cannot be read.
     """
+    from torchwise._torch.debug_logs import show_logs
     from torchwise.runtime import stale_because, unwrap
     from torchwise.runtime.fallback_reason import Fallback, FallbackReason
     from torchwise.study.apply_approvals import apply_stored_approvals
 
+    show_logs()
     decision = decision.decision if isinstance(decision, Study) else decision
     if not isinstance(decision, Decision):
         raise InputError(

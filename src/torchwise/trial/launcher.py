@@ -27,7 +27,7 @@ from typing import Protocol
 
 import psutil
 
-from torchwise._torch import inductor
+from torchwise._torch import debug_logs, inductor
 from torchwise._torch.cpu_isa_cache import TimedCheck
 from torchwise.records import Failure, FailureKind, WorkerStage, codec
 from torchwise.records.trial import WAITING
@@ -129,6 +129,7 @@ class ProcessLauncher:
             finally:
                 _end(process)
                 receiver.close()
+                _pass_on(log, job)
 
 
 class _Conversation:
@@ -250,6 +251,13 @@ def _end(process: BaseProcess) -> None:
     if process.is_alive():
         process.kill()
     process.join(10)
+
+
+def _pass_on(log: Path, job: Assignment) -> None:
+    """Print a worker's output on standard error if the user asked for the compiler's messages."""
+    if debug_logs.VARIABLE in os.environ and log.exists() and (text := log.read_text(errors="replace").strip()):
+        plan = getattr(job, "plan", None)
+        print(f"torchwise: output of {job.task}{f' {plan}' if plan else ''}:\n{text}", file=sys.stderr, flush=True)
 
 
 def _resident(pid: int | None) -> int:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from torchwise import errors
-from torchwise._torch import cpu_isa_cache
+from torchwise._torch import cpu_isa_cache, debug_logs
 from torchwise._torch.cpu_isa_cache import TimedCheck
 from torchwise._torch.inductor import COMPILER_MODULE
 from torchwise.errors import BaselineError, InputError, TorchwiseError, UnsupportedError, format_error
@@ -126,6 +126,7 @@ def main(job: Assignment, connection: Connection, log: str, checks: Mapping[str,
     if COMPILER_MODULE in sys.modules:
         shared.install()
     try:
+        debug_logs.show_logs()
         record = _finish(_run(job, enter), lambda known: connection.send((MessageKind.SO_FAR, codec.to_json(known))))
         connection.send((MessageKind.RESULT, codec.to_json(record)))
     except BaseException as error:  # an exception of a candidate is this trial's result, and ends nothing else
