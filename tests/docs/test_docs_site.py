@@ -93,7 +93,7 @@ def test_the_readme_begins_with_all_that_a_newcomer_needs() -> None:
     assert [text for text in needed if text not in first] == []
     assert (ROOT / "docs" / "report.png").read_bytes().startswith(b"\x89PNG")
     source = next(block for _line, block in blocks("README.md", "python"))
-    assert len(source.splitlines()) == 6
+    assert len([line for line in source.splitlines() if line]) <= 6
     made: dict[str, Any] = {}
     exec(source, made)
     model, args = made["make"]()

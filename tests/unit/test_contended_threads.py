@@ -48,7 +48,7 @@ def test_eager_stays_only_where_one_thread_is_not_far_faster(tmp_path: Path, mon
         (torch.randn(1, 256),),
         calls=10_000_000,
         effort="quick",
-        budget=1,  # after which no further trial begins
+        plans=[Plan(threads=1)],  # the first that a search would try
         store=str(tmp_path / "studies.db"),
         progress=False,
     ).record
