@@ -23,7 +23,6 @@ from torchwise.errors import RefusedPlanError, StorageError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Standing, Study, StudyState
 from torchwise.runtime import api
-from torchwise.runtime import optimize as optimizing
 from torchwise.runtime.background import search
 from torchwise.runtime.background.protocol import Message, Order
 from torchwise.store import downgrade_storage, open_storage, read_storage
@@ -121,11 +120,7 @@ def test_optimize_asks_the_store_that_it_tunes_into(
     rule(own, PLAN, Standing.REJECTED)
     with open_storage(own) as storage:
         study = api.Study(storage.get_study(1))
-<<<<<<< HEAD
     monkeypatch.setattr("torchwise.runtime.optimize.tune", lambda *_, **__: study)
-=======
-    monkeypatch.setattr(optimizing, "tune", lambda *_, **__: study)
->>>>>>> 2437e674 ([tests] Meet the new words of budgets, extras and the store)
     assert torchwise.optimize(NET, (X,), store=own).decision.plan == OTHER
     assert torchwise.optimize(NET, (X,)).decision.plan == PLAN
     assert not Path(store).exists()

@@ -750,6 +750,19 @@ def test_one_graph_serves_all_sizes(name: str) -> None:
     assert (door.rewritten, door.reasons) == (1, [])
 
 
+def test_sizes_are_read_from_inputs_where_the_graph_takes_none() -> None:
+    def body(x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (torch.roll(x, 1, 0) * 1j + x.shape[0],)
+
+    traced = make_fx(body, tracing_mode="symbolic")(z(5))
+    inputs = [node.meta["val"] for node in traced.graph.find_nodes(op="placeholder")]
+    assert len(inputs) == 1
+    rewriting = rewrite(traced, inputs)
+    for size in (5, 9):
+        x = z(size)
+        close(torch.view_as_complex(rewriting.module(torch.view_as_real(x))[0]), body(x)[0], 16)
+
+
 def test_a_backward_serves_all_sizes() -> None:
     door = make_eager_backend()
     compiled = torch.compile(lambda x: (x * x.conj() * 1j).imag.sum(), backend=door, dynamic=True)

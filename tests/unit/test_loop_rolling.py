@@ -153,6 +153,30 @@ def test_a_loop_is_one_body() -> None:
     assert (backend.rolled, backend.reasons) == (1, [])
 
 
+def divide(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(6):
+        x = torch.tanh(x.reshape(2 * x.shape[0], -1)).reshape(x.shape) + x / x.size(0)
+    return x
+
+
+def roll_around(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(6):
+        x = x + 0.1j * (torch.roll(x, 1, 0) - x) * x.abs()
+    return x
+
+
+@pytest.mark.parametrize("function", [loop, divide, roll_around])
+def test_a_body_serves_all_sizes(function: Callable[..., Any]) -> None:
+    inner = Counting()
+    backend = LoopRolling(inner)
+    compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=True)
+    for size in (6, 10, 7):
+        x = torch.randn(size, 4, dtype=torch.complex64 if function is roll_around else torch.float32)
+        torch.testing.assert_close(compiled(x), function(x))
+    assert (backend.rolled, backend.reasons) == (1, []), "one compilation for all sizes"
+    assert len(inner.sizes) <= 3, "one body, and what stands before and after it"
+
+
 def test_a_loop_of_the_zoo_is_one_body_that_begins_where_a_step_begins() -> None:
     field = torch.randn(4, 4, 4, dtype=torch.complex64)
     inner = Counting()

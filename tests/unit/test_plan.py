@@ -343,10 +343,6 @@ INDUCTOR = {"backend": "inductor"}
             "scope is 'rolled', but mode 'reduce-overhead' captures each call of the body: capture the whole call",
         ),
         (
-            {"scope": "rolled", "shapes": "dynamic"} | INDUCTOR,
-            "shapes is 'dynamic', but scope 'rolled' finds repetitions for one shape: shapes must be static",
-        ),
-        (
             {"scope": "rolled", "options": (("freezing", True),)} | INDUCTOR,
             "option freezing is True, but scope is 'rolled': one body for many weights cannot hold them as constants",
         ),

@@ -410,7 +410,7 @@ def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setitem(__import__("sys").modules, name, None)
     with pytest.raises(UnsupportedError, match="pip install 'pytorch-lightning"):
         torchwise.runtime.training.lightning_callback()
-    with pytest.raises(UnsupportedError, match="pip install .*transformers"):
+    with pytest.raises(UnsupportedError, match=r"pip install .*transformers"):
         torchwise.runtime.training.trainer_callback()
 
 

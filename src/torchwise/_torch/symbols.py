@@ -14,6 +14,8 @@ INTERPRET = PrivateName("torch.utils._sympy.interp", "sympy_interp")
 PYTHON_OPERATORS = PrivateName("torch.utils._sympy.reference", "PythonReferenceAnalysis")
 """The analysis that uses Python's own operators, which a proxy records."""
 
+NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+"""The types of a number that a graph for several sizes computes from the sizes of its inputs."""
 _PLAIN: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 

@@ -21,6 +21,7 @@ from torch.fx import Node
 
 from torchwise._torch import dispatch, dynamo
 from torchwise._torch.dispatch import TorchDispatchMode
+from torchwise._torch.symbols import NUMBERS, number_expression
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
 
@@ -88,8 +89,13 @@ class GraphIndex:
         return last | dict.fromkeys((r for r in self.results if r is not None), len(self.nodes))
 
     def kind(self, value: int) -> Any:
-        """Return all that compiled code depends on in a value, or None for a non-tensor, which cannot cross a cut."""
+        """Return all that compiled code depends on in a value, or None for one that cannot cross a cut.
+
+        Tensors cross, and numbers that are computed from sizes of the inputs.
+        """
         found = self.values[value]
+        if isinstance(found, NUMBERS):
+            return type(found), str(number_expression(found))
         return _kind(found) if isinstance(found, torch.Tensor) and found.layout is torch.strided else None
 
     def storages(self, value: int) -> frozenset[int]:
@@ -153,7 +159,9 @@ class _Replay(torch.fx.Interpreter):
         with self.fake_mode, _Writes() as watch:
             result = super().run_node(n)
         self.written[n] = watch.written
-        silent = n.op in COMPUTES and not watch.written and not pytree.tensors(result)
+        # Sizes are numbers, or several of them.
+        are_numbers = all(isinstance(v, (*NUMBERS, int)) for v in (result if isinstance(result, tuple) else (result,)))
+        silent = n.op in COMPUTES and not watch.written and not pytree.tensors(result) and not are_numbers
         if silent and not (dispatch.sets_grad_mode(n.target) and torch.is_grad_enabled() == grad):
             raise _changes_what_follows(n)
         return result
@@ -187,12 +195,13 @@ _RUNNING = ("running_mean", "running_var")
 
 
 def _replay_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Replay:
-    if not inputs or not all(isinstance(value, torch.Tensor) for value in inputs):
-        raise UnsupportedError("the graph has inputs other than tensors, or no inputs")
+    if not all(isinstance(value, (torch.Tensor, *NUMBERS)) for value in inputs) or not pytree.tensors(inputs):
+        raise UnsupportedError("the graph has inputs other than tensors and sizes, or no tensors")
     replay = _Replay(module, dynamo.DETECT_FAKE_MODE.get()(inputs))
     grad = torch.is_grad_enabled()
     try:
-        replay.run(*(dispatch.make_fake(value, replay.fake_mode) for value in inputs), enable_io_processing=False)
+        fakes = (v if isinstance(v, NUMBERS) else dispatch.make_fake(v, replay.fake_mode) for v in inputs)
+        replay.run(*fakes, enable_io_processing=False)
     except Exception as error:  # rolling is optional: a graph that cannot be watched is compiled as it is
         message = str(error).partition("\n")[0]  # the interpreter adds where it stood
         if isinstance(error, UnsupportedError):

@@ -20,8 +20,6 @@ def find_loop_problems(plan: Plan) -> Iterator[str]:
     """Yield the reasons why repeated parts of the graph cannot be compiled once in a plan."""
     if plan.mode in ("reduce-overhead", "max-autotune"):
         yield f"scope is 'rolled', but mode {plan.mode!r} captures each call of the body: capture the whole call"
-    if plan.shapes != "static":
-        yield f"shapes is {plan.shapes!r}, but scope 'rolled' finds repetitions for one shape: shapes must be static"
     if plan.option("freezing"):
         yield "option freezing is True, but scope is 'rolled': one body for many weights cannot hold them as constants"
 

@@ -15,14 +15,11 @@ import torch
 
 from torchwise._torch import pytree as _pytree
 from torchwise._torch.dispatch import TorchDispatchMode
-from torchwise._torch.symbols import node_for_number, number_expression
+from torchwise._torch.symbols import NUMBERS, node_for_number, number_expression
 from torchwise.errors import UnsupportedError
 
 Part = torch.Tensor | float
 """A real tensor, or a number, which may be computed from sizes. 0.0 is an exact zero and is never computed with."""
-
-NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-"""The types of a number that a graph for several sizes computes from the sizes of its inputs."""
 
 REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 """The complex dtypes that are rewritten, with the dtype of their parts. complex32 is left as it is."""
@@ -216,6 +213,7 @@ class Recorder(TorchDispatchMode):
         # By identity, and kept with the tensor, so that none is freed and its identity given to another.
         self._nodes: dict[int, tuple[torch.Tensor, torch.fx.Node]] = {}
         self._numbers: dict[Any, torch.fx.Node] = {}  # by expression of the sizes
+        self._sizes: dict[Any, tuple[torch.fx.Node, int]] = {}  # inputs with their dimension, by symbol
 
     def bind(self, node: torch.fx.Node) -> Any:
         """Let the fake tensor or the number of a node stand for it, and return it."""
@@ -225,6 +223,12 @@ class Recorder(TorchDispatchMode):
         elif isinstance(value, NUMBERS):
             self._numbers.setdefault(number_expression(value), node)
         return value
+
+    def note_sizes(self, node: torch.fx.Node) -> None:
+        """Let the sizes of a tensor input be known, which need not be inputs of the graph themselves."""
+        for dim, size in enumerate(node.meta["val"].shape):
+            if isinstance(size, NUMBERS):
+                self._sizes.setdefault(number_expression(size), (node, dim))
 
     def node_of(self, tensor: torch.Tensor) -> torch.fx.Node:
         """Return the node that a fake tensor stands for."""
@@ -236,6 +240,12 @@ class Recorder(TorchDispatchMode):
         Raises:
             UnsupportedError: it depends on a size that is no input of the graph.
         """
+        for symbol in number_expression(value).free_symbols - self._numbers.keys():
+            if symbol in self._sizes:
+                node, dim = self._sizes[symbol]
+                size = self._graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
+                size.meta["val"] = node.meta["val"].shape[dim]
+                self._numbers[symbol] = size
         return node_for_number(value, self._numbers)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -12,6 +12,7 @@ import torch
 from torchwise._torch import inductor
 from torchwise._torch import pytree as _pytree
 from torchwise._torch.dispatch import NO_AUTOCAST, NO_FAKES
+from torchwise._torch.symbols import NUMBERS
 from torchwise.compile.signature import is_strided
 from torchwise.compile.transforms.complex_to_real import rules
 from torchwise.compile.transforms.complex_to_real.fusion import FEATURE, decompositions
@@ -25,7 +26,6 @@ from torchwise.compile.transforms.complex_to_real.layout import (
 )
 from torchwise.compile.transforms.complex_to_real.pairs import (
     ARITHMETIC,
-    NUMBERS,
     REAL,
     RULES,
     ExpectedResult,
@@ -119,8 +119,12 @@ class _Rewriter:
                 self._recorder.bind(new)
             if isinstance(value, torch.Tensor) and is_strided(value):
                 self._lain[value.untyped_storage()] = value.untyped_storage()
+                self._recorder.note_sizes(new)
             return new
-        return self._view_as_real(self._graph.placeholder(str(node.target)), value, value.untyped_storage())
+        new = self._graph.placeholder(str(node.target))
+        pair = self._view_as_real(new, value, value.untyped_storage())
+        self._recorder.note_sizes(new)
+        return pair
 
     def _get_attr(self, node: torch.fx.Node) -> Any:
         owner, _, last = str(node.target).rpartition(".")
