@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import logging
 import os
 import sys
@@ -448,6 +449,8 @@ def test_the_command_loads_all_that_is_for_here_and_lists_it(url: str, place: Pa
     assert sum(row.endswith("other machines") for row in rows) == 1
     assert rows[-1] == "2 artifacts, 0.0 MiB"
     assert "1 files of compiled code" in ran("info", where)
+    ran("info", where, "--json", str(place / "info.json"))
+    assert json.loads((place / "info.json").read_text())["decision"]["plan"]
     with pytest.raises(InputError, match="--sha256 needs one file"):
         ran("load", url, "--trust", "--sha256", "0" * 64)
 

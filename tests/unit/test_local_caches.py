@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -50,6 +51,13 @@ def ran(*words: str) -> str:
     return done.stdout
 
 
+def read_info(file: Path) -> dict[str, Any]:
+    """Return what the command writes about Inductor's cache to a file outside of it."""
+    ran("info", "inductor", "--json", str(file))
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
 def list_files(folder: Path) -> list[str]:
     return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if not file.is_dir())
 
@@ -61,12 +69,12 @@ def test_each_cache_is_listed_with_its_size_and_folder(folders: dict[str, Path])
     assert [line.split("MiB, ")[1].split("  ")[0] for line in lines] == ["3 files", "1 file", "1 file"]
 
 
-def test_one_cache_is_described(folders: dict[str, Path]) -> None:
+def test_one_cache_is_described(folders: dict[str, Path], tmp_path: Path) -> None:
     said = ran("info", "inductor")
     assert f"Folder: {folders['inductor']}\nMoved by: TORCHINDUCTOR_CACHE_DIR\nSize: 0.0 MiB, 3 files" in said
     assert "Last used: 1970-01-01 00:00 UTC" in said
     assert "0.0 MiB  fxgraph\n" in said
-    found = json.loads(ran("info", "inductor", "--json"))
+    found = read_info(tmp_path / "info.json")
     assert (found["bytes"], found["files"], found["last_used"]) == (3 * KIB, 3, 3.0)
 
 
@@ -114,7 +122,7 @@ def test_links_are_neither_followed_nor_counted(folders: dict[str, Path], tmp_pa
     (outside / "precious").write_bytes(b"x" * 2**20)
     (folders["inductor"] / "link").symlink_to(outside)
     (folders["inductor"] / "cc" / "file").symlink_to(outside / "precious")
-    assert json.loads(ran("info", "inductor", "--json"))["bytes"] < 4 * KIB
+    assert read_info(tmp_path / "info.json")["bytes"] < 4 * KIB
     ran("clear", "--yes")
     assert list_files(folders["inductor"]) == []
     assert (outside / "precious").stat().st_size == 2**20

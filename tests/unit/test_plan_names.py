@@ -32,6 +32,16 @@ def test_all_names_of_a_decided_plan_mean_it(store: str, tmp_path: Path) -> None
         assert resolve_plan(name, (TARGET,), store) == plan, name
 
 
+def test_a_workload_of_the_zoo_without_a_size_is_that_of_the_default_size(store: str) -> None:
+    assert STUDY.decision is not None
+    bare, size = TARGET.removesuffix("@medium"), "@medium"
+    assert TARGET.startswith("zoo:")
+    for target in (bare, bare + size):
+        assert resolve_plan("1", (target,), store) == STUDY.decision.plan
+    with pytest.raises(InputError, match="which was decided for"):
+        resolve_plan("1", (f"{bare}@small",), store)
+
+
 def test_modes_and_eager_are_names_too() -> None:
     assert resolve_plan("eager", (TARGET,), None) == EAGER
     assert resolve_plan("max-autotune", (TARGET,), None) == Plan(backend="inductor", mode="max-autotune")

@@ -188,7 +188,6 @@ def test_training_and_autocast_are_tuned_as_they_were_called(searches: Searches)
     ("call", "message"),
     [
         (lambda: tw.tune_program(Pipeline(), X, mode="training"), "mode is given, but the recorded calls show it"),
-        (lambda: tw.tune_program(Pipeline(), X, efort="quick"), "efort is no option"),
         (lambda: tw.tune_program(Pipeline(), X, budget=-1.0), "budget is -1.0 s, but must be above 0"),
         (lambda: tw.tune_program(Pipeline(), X, effort="hasty"), "effort is 'hasty'"),
         (lambda: tw.tune_program(3), "fn is of type int, but must be a function"),

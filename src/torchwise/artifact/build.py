@@ -18,6 +18,7 @@ from torchwise.artifact import package
 from torchwise.artifact.package import Info, Manifest
 from torchwise.artifact.remote_files import Folder, hide_password, is_folder, is_url
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
+from torchwise.keywords import checked_keywords
 from torchwise.plan.workload_spec import check_form
 from torchwise.records import Decision, Failure
 from torchwise.trial import DerivedJob, Job, Launcher, Limits, ProcessLauncher, ask_worker, own_caches, send_model
@@ -28,6 +29,7 @@ LIMIT_S = 1800.0
 LEFT_OUT = (".lock", ".tmp")
 
 
+@checked_keywords()
 def save(
     path: str | Path,
     model: Callable[..., Any] | Workload | str,

@@ -19,6 +19,7 @@ from torchwise.artifact import package
 from torchwise.artifact.package import Info, Package
 from torchwise.artifact.remote_files import Folder, RemoteFolder, hide_password, is_folder, is_url
 from torchwise.errors import InputError, StalePlanError, TorchwiseError
+from torchwise.keywords import checked_keywords
 from torchwise.records import Decision
 from torchwise.workload import Workload
 from torchwise.workload.identity import describe_example, structure
@@ -44,6 +45,7 @@ def info(path: str | Path) -> Info:
     return _read(path, None).info
 
 
+@checked_keywords()
 def load(
     path: str | Path,
     model: Callable[..., Any] | Workload | None = None,
@@ -88,6 +90,7 @@ def load(
     return _install_code(where, found, trust)
 
 
+@checked_keywords()
 def load_all(url: str, *, trust: bool = False) -> dict[str, Decision]:
     """Load everything in a folder for this machine and its software, and return the decisions by URL.
 

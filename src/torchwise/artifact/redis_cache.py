@@ -16,6 +16,7 @@ from typing import Any
 from torchwise._torch import aot_autograd, inductor
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.installation import suggest_extra
+from torchwise.keywords import checked_keywords
 
 logger = logging.getLogger("torchwise")
 FEATURE = "the Redis cache"
@@ -29,6 +30,7 @@ URL = "TORCHINDUCTOR_REDIS_URL"
 SCHEMES = ("redis://", "rediss://", "unix://")
 
 
+@checked_keywords()
 def use_redis(url: str, *, timeout_s: float = 2.0) -> bool:
     """Share PyTorch's compiled code with other machines through a Redis server, in this process and its children.
 

@@ -16,7 +16,7 @@ LIMIT_S = 600.0
 PlanName = Annotated[
     str,
     typer.Option(
-        help=opt.PLAN_HELP,
+        help=f"Plan to measure: {opt.PLAN_HELP}",
         show_default="torch.compile's default",
     ),
 ]
@@ -38,7 +38,7 @@ def analyze(
     batch_dim: BatchDim = None,
     effort: opt.Effort = "standard",
     mode: opt.Mode = "inference",
-    objective: Annotated[str, typer.Option(help="latency, or throughput (calls back to back).")] = "latency",
+    objective: Annotated[str, typer.Option(help="Aim: latency or throughput (calls back to back).")] = "latency",
     device: opt.Device = "",
     seed: opt.Seed = 0,
     limit: Annotated[float, typer.Option(help="Time limit in seconds for one phase.")] = LIMIT_S,

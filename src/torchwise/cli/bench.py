@@ -11,7 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from torchwise.cli.common import check_writable, keep_report, resolve_plan
-from torchwise.cli.options import Allow, Budget, Calls, Cold, Device, Effort, Keep, Store, html_option, json_option
+from torchwise.cli.options import (
+    Allow,
+    Budget,
+    Calls,
+    Cold,
+    Device,
+    Effort,
+    Keep,
+    Seed,
+    Store,
+    TryPlans,
+    html_option,
+    json_option,
+)
 from torchwise.plan.workload_spec import DEFAULT_CALLS
 
 if TYPE_CHECKING:
@@ -34,10 +47,6 @@ Sizes = Annotated[
 Contenders = Annotated[
     str | None, typer.Option(help="Comma-separated names, or all.", show_default="eager, three modes, torchwise")
 ]
-Plans = Annotated[
-    list[str] | None,
-    typer.Option(help="Let Torchwise choose among these plans instead of searching. A plan as JSON, may be repeated."),
-]
 NoWarm = Annotated[
     bool, typer.Option("--no-warm", help="Skip the second start that measures the first call with warm caches.")
 ]
@@ -56,13 +65,17 @@ def bench(
     size: Sizes = None,
     device: Device = "",
     contenders: Contenders = None,
-    mode: Annotated[str, typer.Option(help="inference or training.", show_default="inference")] = "",
-    objective: Annotated[str, typer.Option(help="latency or throughput.", show_default="latency")] = "",
+    mode: Annotated[
+        str, typer.Option(help="inference or training (with a backward pass).", show_default="inference")
+    ] = "",
+    objective: Annotated[
+        str, typer.Option(help="Aim: latency or throughput (calls back to back).", show_default="latency")
+    ] = "",
     effort: Effort = "standard",
     calls: Calls = DEFAULT_CALLS,
     allow: Allow = "same-precision",
-    seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 0,
-    plan: Plans = None,
+    seed: Seed = 0,
+    plan: TryPlans = None,
     limit: Annotated[float, typer.Option(help="Time limit in seconds for one contender on one target.")] = LIMIT_S,
     budget: Budget = None,
     no_warm: NoWarm = False,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchwise.cli.common import check_writable, interruptible, resolve_plan
-from torchwise.cli.options import PLAN_HELP, Device, Mode, Seed, Store, Target, former_option, json_option
+from torchwise.cli.options import PLAN_HELP, Budget, Device, Mode, Seed, Store, Target, former_option, json_option
 
 if TYPE_CHECKING:
     from torchwise.plan import Plan
@@ -21,7 +21,7 @@ NOT_COMPARABLE = 5
 PlanOrStudy = Annotated[
     str | None,
     typer.Option(
-        help=PLAN_HELP,
+        help=f"Plan to bisect: {PLAN_HELP}",
         show_default="plain torch.compile",
     ),
 ]
@@ -46,9 +46,7 @@ def bisect(
     limit: Annotated[
         float, typer.Option(help="Time limit in seconds for one probe. Beyond it, the probe counts as a hang.")
     ] = LIMIT_S,
-    budget: Annotated[
-        float | None, typer.Option(help="Time budget in seconds. Afterwards no further probe starts.")
-    ] = None,
+    budget: Budget = None,
     repro: ReproFile = Path("bisect_repro.py"),
     no_repro: Annotated[bool, typer.Option("--no-repro", help="Write no reproducer.")] = False,
     store: Store = None,
@@ -58,8 +56,9 @@ def bisect(
 
     The cause is a compiler stage, a pass and operations. A program that shows the fault is written.
 
-    Exit codes: 0 no fault found. 1 a fault was found. 2 invalid input. 3 the model itself fails. 5 the answers cannot
-    be compared, so a fault may be undetected. 130 interrupted.
+    Exit codes: 0 no fault found. 1 a fault was found. 2 invalid input. 3 the model itself fails. 4 the budget ended
+    before the model was compiled and compared. 5 the answers cannot be compared, so a fault may be undetected. 130
+    interrupted.
     """
     from rich.console import Console
 

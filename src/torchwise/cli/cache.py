@@ -9,7 +9,7 @@ import typer
 
 from torchwise.cli.common import Group, check_writable, find_decided
 from torchwise.cli.local_caches import NAMES, clear, limit, show_cache, show_caches
-from torchwise.cli.options import Store, Study, former_option
+from torchwise.cli.options import Store, Study, former_option, json_option
 
 if TYPE_CHECKING:
     from torchwise.artifact import Info
@@ -145,21 +145,21 @@ def info(
     file: Annotated[
         str, typer.Argument(help="The artifact, such as model.tw, or its URL. Or inductor, triton or torchwise.")
     ],
-    json: Annotated[bool, typer.Option("--json", help="Print manifest and decision as JSON.")] = False,
+    json: Annotated[Path | None, json_option("Write the manifest and decision as JSON")] = None,
 ) -> None:
     """Describe an artifact, or a cache on this machine.
 
     It says whether the artifact is for this machine. Nothing in it is run.
     """
     if file in NAMES and not Path(file).exists():
-        show_cache(file, json=json)
+        show_cache(file, json)
         return
     from torchwise import artifact
+    from torchwise.records.files import write_atomically
 
     details = artifact.info(file)
     if json:
-        typer.echo(details.to_json())
-        return
+        write_atomically(f"{details.to_json()}\n", json)
     different = details.manifest.differences()
     typer.echo(f"{_hide_password(file)}: {_describe_artifact(details)}")
     typer.echo(f"Decision: {details.decision.reason}")

@@ -186,7 +186,8 @@ def resolve_plan(name: str, targets: Sequence[str], store: str | None) -> Plan:
             f"as JSON, the id of a decided plan or its first {MIN_ID} digits, or a study: its number, latest or .json "
             "file"
         )
-    own = [decision for decision in decisions if decision.workload.target in targets]
+    named = set(map(_with_size, targets))  # `bench` names the size of a workload of the zoo, which others may leave out
+    own = [decision for decision in decisions if _with_size(decision.workload.target) in named]
     plans = list(dict.fromkeys(decision.plan for decision in own))
     if not plans:
         other = decisions[0].workload.target
@@ -197,6 +198,13 @@ def resolve_plan(name: str, targets: Sequence[str], store: str | None) -> Plan:
     if len(plans) > 1:
         raise InputError(f"plan is {name!r}, but must be the beginning of one id: {', '.join(p.id for p in plans)}")
     return plans[0]
+
+
+def _with_size(target: str) -> str:
+    """Return a target with the default size if it is a workload of the zoo without one."""
+    from torchwise.zoo.registry import DEFAULT_SIZE
+
+    return f"{target}@{DEFAULT_SIZE}" if target.startswith("zoo:") and "@" not in target else target
 
 
 def _find_decisions(plan_id: str, store: str | None) -> list[Decision]:

@@ -21,7 +21,7 @@ STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red"}
 
 
 def doctor(
-    json: Annotated[Path | None, json_option("Also write the findings to this file")] = None,
+    json: Annotated[Path | None, json_option("Write the findings as JSON")] = None,
 ) -> None:
     """Check this machine for problems with tuning, and give advice. The exit code is 1 if something is bad."""
     from rich.console import Console

@@ -26,7 +26,9 @@ from torchwise.plan.workload_spec import DEFAULT_CALLS
 
 def explain(
     target: Target,
-    plan: Annotated[str | None, typer.Option(help=PLAN_HELP, show_default="torch.compile with its defaults")] = None,
+    plan: Annotated[
+        str | None, typer.Option(help=f"Plan to explain: {PLAN_HELP}", show_default="torch.compile with its defaults")
+    ] = None,
     mode: Mode = "inference",
     device: Device = "",
     calls: Annotated[

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from torchwise.cli.common import write_document
 from torchwise.cli.options import complete
 
 if TYPE_CHECKING:
@@ -55,15 +57,14 @@ def show_caches() -> None:
         typer.echo(f"{cache.name:10} {_describe_size(cache.entries()):>25}  {cache.path}")
 
 
-def show_cache(name: str, *, json: bool) -> None:
-    """Print the contents of one cache, the largest folders first."""
+def show_cache(name: str, json: Path | None) -> None:
+    """Print the contents of one cache, the largest folders first, and write a summary to a file."""
     from torchwise.artifact.local_caches import find_caches
 
     (cache,) = find_caches([name])
     entries = cache.entries()
     if json:
-        _print_json(cache, entries)
-        return
+        _write_json(cache, entries, json)
     typer.echo(f"{cache.name}: {cache.contents}")
     typer.echo(f"Folder: {cache.path}" + ("" if cache.path.is_dir() else ", which does not exist yet"))
     typer.echo(f"Moved by: {cache.variable}")
@@ -81,13 +82,11 @@ def show_cache(name: str, *, json: bool) -> None:
         typer.echo(f"  and {len(sizes) - MAX_LISTED} smaller folders")
 
 
-def _print_json(cache: LocalCache, entries: tuple[Entry, ...]) -> None:
-    import json
-
-    found: dict[str, Any] = {"schema": "torchwise.local-cache/1", "name": cache.name, "path": str(cache.path)}
+def _write_json(cache: LocalCache, entries: tuple[Entry, ...], file: Path) -> None:
+    found: dict[str, Any] = {"name": cache.name, "path": str(cache.path)}
     found |= {"variable": cache.variable, "files": sum(len(e.files) for e in entries)}
     found |= {"bytes": sum(e.size for e in entries), "last_used": entries[-1].used if entries else None}
-    typer.echo(json.dumps(found, indent=2))
+    write_document(file, "torchwise.local-cache/1", found)
 
 
 def _remove(names: list[str] | None, limit_bytes: int, *, yes: bool) -> None:

@@ -62,7 +62,7 @@ def check(
     no_measure: Annotated[
         bool, typer.Option("--no-measure", help="Skip timing, for machines whose timings are not reliable.")
     ] = False,
-    threshold: Annotated[float, typer.Option(help="Relative slow-down that is tolerated.")] = 0.05,
+    threshold: Annotated[float, typer.Option(help="Relative change of speed that is ignored.")] = 0.05,
     effort: Effort = "standard",
     fullgraph: FullGraph = False,
     limit: Annotated[float, typer.Option(help="Time limit in seconds for one worker.")] = LIMIT_S,

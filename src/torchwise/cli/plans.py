@@ -40,11 +40,11 @@ By = Annotated[str | None, typer.Option(help="Your name.", show_default="the log
 
 @plans.command("list")
 def list_plans(
-    target: Annotated[str | None, typer.Option(help="Only studies of this target.")] = None,
+    target: Annotated[str | None, typer.Option(help="Only those of this target.")] = None,
     max_count: Annotated[int, typer.Option(min=1, help="Maximum number of studies.")] = 50,
     limit: Annotated[int | None, former_option("--limit", "--max-count")] = None,
     store: Store = None,
-    json: Annotated[Path | None, json_option("Also write the list to this file (schema torchwise.plans/1)")] = None,
+    json: Annotated[Path | None, json_option("Write the list as JSON (schema torchwise.plans/1)")] = None,
 ) -> None:
     """List studies with their decisions, newest first."""
     from rich.console import Console
@@ -197,7 +197,7 @@ def withdraw(study: Study, plan: PlanArgument = None, store: Store = None) -> No
 
 @plans.command("approvals")
 def list_approvals(
-    target: Annotated[str | None, typer.Option(help="Only approvals for this target.")] = None, store: Store = None
+    target: Annotated[str | None, typer.Option(help="Only those of this target.")] = None, store: Store = None
 ) -> None:
     """List approved, pinned and rejected plans, newest first."""
     from torchwise.report.facts import when
@@ -219,7 +219,7 @@ def list_approvals(
 
 @plans.command("rulings", hidden=True)
 def list_rulings(
-    target: Annotated[str | None, typer.Option(help="Only approvals for this target.")] = None, store: Store = None
+    target: Annotated[str | None, typer.Option(help="Only those of this target.")] = None, store: Store = None
 ) -> None:
     """List approvals, by the former name of the command."""
     note_former_name("torchwise plans rulings", "torchwise plans approvals")

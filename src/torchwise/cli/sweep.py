@@ -25,7 +25,7 @@ def sweep(
         int | None, typer.Option(help="Maximum number of simultaneous studies.", show_default="one per device")
     ] = None,
     store: Store = None,
-    json: Annotated[Path | None, json_option("Write all studies as JSON (schema torchwise.sweep/1)")] = None,
+    json: Annotated[Path | None, json_option("Write the studies as JSON (schema torchwise.sweep/1)")] = None,
 ) -> None:
     """Tune every target of a manifest, one study per device at a time.
 

@@ -49,9 +49,6 @@ TuneMode = Annotated[
         autocompletion=opt.complete_mode,
     ),
 ]
-Plans = Annotated[
-    list[str] | None, typer.Option(help=f"Try exactly this plan instead of searching: {opt.PLAN_HELP} May be repeated.")
-]
 Iterations = Annotated[
     int | None,
     typer.Option(
@@ -77,7 +74,10 @@ def tune(
     iterations: Iterations = None,
     fullgraph: opt.FullGraph = False,
     objective: Annotated[
-        str, typer.Option(help="latency, throughput or memory.", autocompletion=opt.complete_objective)
+        str,
+        typer.Option(
+            help="Aim: latency, throughput (calls back to back) or memory.", autocompletion=opt.complete_objective
+        ),
     ] = "latency",
     memory_limit: MemoryLimit = None,
     latency_limit: LatencyLimit = None,
@@ -85,7 +85,7 @@ def tune(
     mode: TuneMode = "inference",
     device: opt.Device = "",
     seed: opt.Seed = 0,
-    plan: Plans = None,
+    plan: opt.TryPlans = None,
     fresh: Fresh = False,
     cold: opt.Cold = False,
     launcher: opt.Launcher = "process",

@@ -24,7 +24,7 @@ def zoo(
     name: Annotated[
         str | None, typer.Argument(help="A family, or family.operation[@size].", show_default="all of them")
     ] = None,
-    json: Annotated[Path | None, json_option("Also write the list to this file")] = None,
+    json: Annotated[Path | None, json_option("Write the list as JSON")] = None,
 ) -> None:
     """List the reference workloads, or show one with its sizes.
 

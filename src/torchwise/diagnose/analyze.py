@@ -14,6 +14,7 @@ from torchwise.diagnose.analyze_advice import advise
 from torchwise.diagnose.batches import Scaling, check_sizes
 from torchwise.diagnose.requests import DEFAULT, make_spec, plan_of
 from torchwise.errors import InputError, is_positive
+from torchwise.keywords import checked_keywords
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS, check_effort
 from torchwise.plan.workload_spec import DEFAULT_CALLS, BatchDim, WorkloadSpec
@@ -78,6 +79,7 @@ class Analysis:
         return f"<Analysis of {self.record.plan} for {self.record.workload.target}: {self.advice[0].text}>"
 
 
+@checked_keywords()
 def analyze(
     model: Callable[..., Any] | Workload | str,
     args: Any = None,

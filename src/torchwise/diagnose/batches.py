@@ -8,6 +8,7 @@ from typing import Any
 
 from torchwise.diagnose.requests import make_spec, plan_of
 from torchwise.errors import InputError, WorkloadError, is_count, is_positive
+from torchwise.keywords import checked_keywords
 from torchwise.parsing import to_bytes, to_seconds
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
@@ -22,6 +23,7 @@ from torchwise.workload.target import read_workload
 FIT_LIMIT_S = 600.0
 
 
+@checked_keywords()
 def fit_batch(
     model: Callable[..., Any] | Workload,
     args: Any = None,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torchwise.diagnose.requests import make_spec
 from torchwise.errors import InputError, UnsupportedError, is_positive
 from torchwise.former_names import renamed_arguments
+from torchwise.keywords import checked_keywords
 from torchwise.plan import Plan, check_is_plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import DEFAULT_CALLS
@@ -65,6 +66,7 @@ class Inquiry(DerivedJob):
 
 
 @renamed_arguments(artifacts="artefacts")
+@checked_keywords()
 def explain(
     model: Callable[..., Any] | Workload | str,
     args: Any = None,

@@ -23,6 +23,7 @@ from rich.console import Console
 from torchwise._torch import dynamo
 from torchwise.diagnose.events import Artifact, Events, Span
 from torchwise.errors import InputError
+from torchwise.keywords import checked_keywords
 from torchwise.records.compile_events import Break, Compilation, CompileEvents, Recompile, UncompiledPart
 from torchwise.report.compile_events import print_compile_events
 
@@ -247,6 +248,7 @@ class Watch:
                 sys.stderr.write(f"torchwise: the summary could not be printed: {error}\n")
 
 
+@checked_keywords()
 def watch(*, print: bool = True) -> Watch:
     """Watch PyTorch's compiler from now on, in every thread of this process.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torchwise.errors import InputError, PlanError, did_you_mean
 from torchwise.former_names import renamed_fields, with_current_names
+from torchwise.keywords import checked_keywords
 from torchwise.parsing import brief, parse_json, short_repr
 from torchwise.plan.choice import Stage, load_choices
 from torchwise.plan.known_names import check_known
@@ -23,6 +24,7 @@ OptionValue = bool | int | str
 
 
 @renamed_fields(activation_checkpointing="recompute", microbatches="pieces")
+@checked_keywords()
 @dataclass(frozen=True)
 class Plan:
     """One way to run a workload. The default is to leave it alone.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from torchwise.environment import default_device
 from torchwise.errors import InputError, StalePlanError
+from torchwise.keywords import checked_keywords
 from torchwise.plan import Numerics, Plan
 from torchwise.plan.effort import EffortName
 from torchwise.plan.workload_spec import (
@@ -93,6 +94,7 @@ class Study:
 
 
 @kept_random()
+@checked_keywords()
 def tune(
     model: Callable[..., Any] | Workload | str,
     args: Any = None,
@@ -276,6 +278,7 @@ def apply(
 ) -> OptimizedModule | OptimizedFunction: ...
 
 
+@checked_keywords()
 def apply(
     model: Callable[..., Any],
     decision: Decision | Study,

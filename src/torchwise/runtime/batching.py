@@ -19,6 +19,7 @@ import torch
 
 from torchwise.alerts import OnceLog
 from torchwise.errors import InputError, QueueFullError, is_count, is_positive
+from torchwise.keywords import checked_keywords
 from torchwise.records.format import seconds
 from torchwise.runtime.batch_calls import (
     BatchQueue,
@@ -204,6 +205,7 @@ class BatchServer:
             request.future.set_exception(error)
 
 
+@checked_keywords()
 def serve_batched(
     fast: Callable[..., Any],
     *,

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from torchwise.errors import InputError, did_you_mean
+from torchwise.errors import InputError
+from torchwise.keywords import checked_keywords
 from torchwise.plan.workload_spec import Sizes, TuneKeywords
 from torchwise.runtime.api import apply, start_in_background, tune
 
@@ -46,6 +47,7 @@ def optimize(
 ) -> OptimizedModule | OptimizedFunction: ...
 
 
+@checked_keywords(TuneKeywords)
 def optimize(
     model: Any,
     args: Any = None,
@@ -83,10 +85,6 @@ def optimize(
     """
     from torchwise.workload import Workload
 
-    for name in options:
-        if name not in TuneKeywords.__annotations__:
-            near = did_you_mean(name, [*TuneKeywords.__annotations__, "canary", "background", "run", "sizes"])
-            raise TypeError(f"optimize() got an unexpected keyword argument {name!r}{near}")
     if run is not None:
         if args is not None or kwargs is not None or canary is not None or background or sizes != "as-given":
             raise InputError("run is given, and shows the inputs: leave args, kwargs, canary, background and sizes out")

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.installation import suggest_extra
+from torchwise.keywords import checked_keywords
 
 if TYPE_CHECKING:
     from torchwise.runtime.monitored import Monitored
@@ -80,6 +81,7 @@ def _set_frozen(optimized: Any, *, frozen: bool) -> None:
         each.freeze() if frozen else each.unfreeze()
 
 
+@checked_keywords()
 def export_metrics(optimized: Any, name: str, registry: Any = None) -> Callable[[], None]:
     """Export the number and the latency of the calls of `optimized` to Prometheus.
 

@@ -9,11 +9,13 @@ if TYPE_CHECKING:
     import torch
 
     from torchwise.compile.cuda_graphs.step_graph import CapturedStep
-    from torchwise.runtime.rollout import Rollout
+from torchwise.keywords import checked_keywords
+from torchwise.runtime.rollout import Rollout
 
 T = TypeVar("T")
 
 
+@checked_keywords()
 def rollout(step: Callable[[Any], Any], state: Any, steps: int, every: int | None = None) -> Any:
     """Run `steps` steps of a simulation.
 
@@ -40,6 +42,7 @@ def rollout(step: Callable[[Any], Any], state: Any, steps: int, every: int | Non
     return Rollout(step, every, once=True)(state, steps)
 
 
+@checked_keywords()
 def captured_loop(step: Callable[[Any], Any], every: int | None = None) -> Rollout:
     """Return a loop over `step` for repeated calls. Called with `(state, steps)`, it returns the same as `rollout`.
 
@@ -57,6 +60,7 @@ def captured_loop(step: Callable[[Any], Any], every: int | None = None) -> Rollo
     return Rollout(step, every)
 
 
+@checked_keywords()
 def captured_step(
     step: Callable[..., Any],
     modules: torch.nn.Module | Sequence[torch.nn.Module] = (),

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from torchwise.errors import WorkloadError
+from torchwise.keywords import checked_keywords
 from torchwise.workload import pytree, step_state
 from torchwise.workload.closure import copy_with_closures
 from torchwise.workload.deep_copy import Memo, deep_copy
@@ -51,6 +52,7 @@ class Parts:
     scaler: torch.amp.GradScaler | None = None
 
 
+@checked_keywords()
 class TrainStep:
     """A training step: one call runs one step, and returns its detached loss.
 

@@ -10,6 +10,7 @@ import torch
 
 from torchwise._torch.dynamo import DIM_MARKS
 from torchwise.errors import UnsupportedError, WorkloadError
+from torchwise.keywords import checked_keywords
 from torchwise.plan.workload_spec import BatchDim, Roofline
 from torchwise.workload import pytree
 from torchwise.workload.deep_copy import deep_copy
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torchwise.workload.train_step import TrainStep
 
 
+@checked_keywords()
 @dataclass(frozen=True, slots=True)
 class Example:
     """One set of inputs, and how often it occurs relative to the others.
@@ -75,6 +77,7 @@ class Example:
         return copied
 
 
+@checked_keywords()
 @dataclass(frozen=True, slots=True)
 class Workload:
     """A callable and its example inputs. A factory returns it if a tuple is not enough.

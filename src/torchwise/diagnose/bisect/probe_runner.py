@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from dataclasses import dataclass, field, replace
@@ -13,8 +14,8 @@ from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind, WorkerStage
 from torchwise.records.bisection import Observation, Operation, Stage, Step, Symptom
 from torchwise.records.listener import Listener
-from torchwise.trial import DerivedJob, Job, Launcher, Limits, ProcessSettings, ask_worker
-from torchwise.trial.error_origin import make_failure_error
+from torchwise.trial import Budget, DerivedJob, Job, Launcher, Limits, ProcessSettings, Stopwatch, ask_worker
+from torchwise.trial.error_origin import make_budget_error, make_failure_error
 
 LIMIT_S = 300.0
 """Seconds for one probe: anything that compiles for longer counts as a hang."""
@@ -30,6 +31,8 @@ MARKS = {
 PATIENCE = 3.0
 """Multiple of the longest finished probe after which a probe for a known hang is ended."""
 MIN_PATIENCE_S = 20.0
+REPRO_SHARE = 0.1
+"""Share of the budget that is left for the repro when no further probe starts."""
 BEFORE = (WorkerStage.START, WorkerStage.LOAD, WorkerStage.EAGER, WorkerStage.CAPTURE)
 """Stages of a worker before the probed code runs."""
 _NAMES = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Failed|Unsupported)\b")
@@ -48,7 +51,7 @@ class BisectRequest:
         what: the symptom to find, or "auto" for any of them except "slow".
         plan: a plan of Torchwise to bisect, or `EAGER` for plain `torch.compile`.
         limit_s: seconds after which one probe is ended, and counts as a hang.
-        budget_s: seconds after which no further probe starts, or None for no limit.
+        budget_s: seconds of the whole search, or None for no limit. The last tenth is for the repro.
         repro: .py file to write the repro to, or None for no repro.
         source: file with a live Python model, written by this very run, or None to load the target.
         settings: PyTorch's settings in the user's process, or None for its defaults.
@@ -166,10 +169,10 @@ class ProbeRunner:
         self.notes: list[str] = []
         self.spent = False
         self._request = request
-        self._launcher = launcher
+        self._budget = Budget(request.budget_s or math.inf, Stopwatch(listener.stage))
+        self._launcher = self._budget.limit(launcher)
         self._job = job
         self._stochastic = False
-        self._end = time.monotonic() + (request.budget_s or float("inf"))
 
     def begin(self) -> None:
         """Probe the model itself."""
@@ -198,6 +201,9 @@ class ProbeRunner:
         self.listener.start_step(name)
         start = time.monotonic()
         answer = self._ask(replace(probe, timed=self._is_timed), ProbeResult)
+        if isinstance(answer, Failure) and answer.kind is FailureKind.OUT_OF_BUDGET:
+            self._note_spent()
+            raise make_budget_error(answer, f"{name!r} is not probed")
         result = _classify_failure(answer) if isinstance(answer, Failure) else answer
         step = Step(name, result.observation, time.monotonic() - start)
         self.steps.append(step)
@@ -235,7 +241,7 @@ class ProbeRunner:
         return searches_slow and self.fault.symptom in (Symptom.NONE, Symptom.SLOW)
 
     def _ask(self, probe: Probe, kind: type[T]) -> T | Failure:
-        return ask_worker(self._launcher, probe, kind, Limits.from_free_memory(self._limit()), self.listener.stage)
+        return ask_worker(self._launcher, probe, kind, Limits.from_free_memory(self._limit()), self._budget.spent.stage)
 
     def _limit(self) -> float:
         """Return the seconds for a probe: after a known hang, the next probes get a shorter limit."""
@@ -246,10 +252,14 @@ class ProbeRunner:
         return min(limit, max(MIN_PATIENCE_S, PATIENCE * max(ended)))
 
     def _is_out_of_time(self) -> bool:
-        if time.monotonic() >= self._end and not self.spent:
+        if self._budget.left_s <= REPRO_SHARE * (self._request.budget_s or 0.0):
+            self._note_spent()
+        return self.spent
+
+    def _note_spent(self) -> None:
+        if not self.spent:
             self.spent = True
             self.note("the budget is spent: the search stopped here, and the result is incomplete")
-        return self.spent
 
 
 def _classify_failure(failure: Failure) -> ProbeResult:

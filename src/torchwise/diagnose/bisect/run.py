@@ -26,7 +26,8 @@ from torchwise.diagnose.bisect.probe_runner import (
     Written,
 )
 from torchwise.diagnose.requests import make_spec
-from torchwise.errors import PlanError, first_line
+from torchwise.errors import BudgetError, PlanError, first_line
+from torchwise.keywords import checked_keywords
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.rules import iter_changes, merge_changes
 from torchwise.records import Failure
@@ -48,6 +49,7 @@ _NONE_BY_ITSELF = (
 """Notes for no graph, for one, and for more."""
 
 
+@checked_keywords()
 def bisect(
     model: Callable[..., Any] | Workload | str,
     args: Any = None,
@@ -78,7 +80,7 @@ def bisect(
         device: "cpu" or "cuda", by default the device of the model and its inputs, and for a target "cuda" if
             available.
         limit: seconds after which one probe is ended, and counts as a hang.
-        budget: seconds after which no further probe starts, or None for no limit.
+        budget: seconds for everything, or None for no limit. The result then has the cause as far as it is known.
         repro: .py file for a program that shows the fault, or None for no program. Its inputs go to a .pt file there.
         progress: whether to show the progress.
 
@@ -178,7 +180,10 @@ class _BisectionSearch:
         runner = self._runner
         for stage in LOWER:
             lower = replace(probe, stage=stage)
-            lower_result = runner.run_probe(f"stage {stage}", lower)
+            try:
+                lower_result = runner.run_probe(f"stage {stage}", lower)
+            except BudgetError:  # the fault is known, if not its first stage
+                break
             observed = lower_result.observation
             if observed.symptom is not Symptom.NONE and (
                 runner.is_requested(observed) or observed.symptom is runner.fault.symptom

@@ -11,6 +11,7 @@ from typing import Any, Protocol, Unpack
 from torchwise.compile.cuda_graphs.in_place_replay import SETTLING_CALLS
 from torchwise.errors import InputError
 from torchwise.former_names import renamed_arguments
+from torchwise.keywords import checked_keywords
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import TuneKeywords
 from torchwise.records import Decision
@@ -38,6 +39,7 @@ class Tuned(Protocol):
         """The plan to apply, or none, and why."""
 
 
+@checked_keywords(TuneKeywords)
 def bucketed(
     model: Callable[..., Any],
     args: Any,
@@ -143,6 +145,7 @@ class WarmedBucket:
         return f"bucket {self.bucket} is ready after {self.seconds:.1f} s ({self.number} of {self.total})"
 
 
+@checked_keywords()
 def warm_up(fast: Any, progress: Callable[[WarmedBucket], object] | None = None, *, freeze: bool = True) -> None:
     """Call the plan of every bucket until it is compiled and captured, then freeze.
 
@@ -173,6 +176,7 @@ def warm_up(fast: Any, progress: Callable[[WarmedBucket], object] | None = None,
         buckets.freeze()
 
 
+@checked_keywords(TuneKeywords)
 def fit(
     model: Callable[..., Any],
     args: Any,

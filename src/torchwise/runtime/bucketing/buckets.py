@@ -12,6 +12,7 @@ import numpy as np
 
 from torchwise.errors import InputError, is_count
 from torchwise.former_names import renamed_arguments
+from torchwise.keywords import checked_keywords
 
 STATIC_SHARE = 0.99
 """Share of calls that the most frequent sizes need for static plans. The original answers the other sizes."""
@@ -48,6 +49,7 @@ def histogram_of(sizes: Mapping[int, float] | Iterable[int]) -> dict[int, float]
     return dict(sorted(found.items()))
 
 
+@checked_keywords()
 def buckets_for(
     sizes: Mapping[int, float] | Iterable[int], count: int = MAX_BUCKETS, *, cost: Cost = float
 ) -> tuple[int, ...]:
@@ -146,6 +148,7 @@ class Choice:
 
 
 @renamed_arguments(verified="proven")
+@checked_keywords()
 def choose(
     sizes: Mapping[int, float] | Iterable[int],
     *,

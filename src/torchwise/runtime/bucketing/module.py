@@ -9,6 +9,7 @@ import torch
 
 from torchwise.errors import InputError
 from torchwise.former_names import renamed_arguments
+from torchwise.keywords import checked_keywords
 from torchwise.records import Decision
 from torchwise.runtime import OptimizedFunction, OptimizedModule, unwrap
 from torchwise.runtime.bucketing.dispatch import Buckets
@@ -42,6 +43,7 @@ Bucketed = BucketedModule | BucketedFunction
 
 
 @renamed_arguments(verified="proof")
+@checked_keywords()
 def apply_buckets(
     model: Callable[..., Any],
     decisions: Decision | Sequence[Decision],

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torchwise.errors import InputError, is_count
+from torchwise.keywords import checked_keywords
 from torchwise.workload import Example, pytree
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -145,6 +146,7 @@ Input = int | str
 Dims = int | tuple[int, ...]
 
 
+@checked_keywords()
 @dataclass(frozen=True, slots=True)
 class Padding:
     """A rule that pads inputs of any size to a few sizes. `verify_padding` checks that it changes no output.

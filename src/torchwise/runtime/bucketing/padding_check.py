@@ -12,6 +12,7 @@ import torch
 
 from torchwise.compile.signature import is_plain, plain_key
 from torchwise.errors import BaselineError, InputError, InternalError, format_error, is_count
+from torchwise.keywords import checked_keywords
 from torchwise.runtime.bucketing.padding import Padder, Padding, tensors_by_path
 from torchwise.verify import is_stochastic, mismatch
 from torchwise.verify.observe import Observation, draws, observe
@@ -49,6 +50,7 @@ class VerifiedPadding:
     in_float64: bool
 
 
+@checked_keywords()
 def verify_padding(
     model: Callable[..., Any],
     args: Any,

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from torchwise.errors import InputError, did_you_mean, is_count
+from torchwise.keywords import checked_keywords
 from torchwise.parsing import short_repr
 from torchwise.plan import Numerics, Plan
 from torchwise.plan.choice import list_values
@@ -31,6 +32,8 @@ OFF = ("", "0", "false", "no", "off")
 AUTO = "auto"
 AUTOCAST = ("bfloat16", "float16")
 
+OF_MANAGERS = ("config", "examples", "find", "manager", "name")
+"""Keywords that managers take besides the fields of a config."""
 PROFILES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "development": MappingProxyType({"enabled": False}),
@@ -57,6 +60,7 @@ PROFILES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 """Ready-made settings: original code to debug, plans with a fallback, and all that may be had, with errors raised."""
 
 
+@checked_keywords()
 @dataclass(frozen=True, slots=True)
 class CompileConfig:
     """The settings of a component. The default is the profile "production".
@@ -184,7 +188,7 @@ class CompileConfig:
         """
         known = [field.name for field in fields(self)]
         if unknown := sorted(set(changes) - set(known)):
-            near = did_you_mean(unknown[0], known)
+            near = did_you_mean(unknown[0], [*known, *OF_MANAGERS])
             raise InputError(f"{unknown[0]} is no field of CompileConfig, which has {', '.join(known)}{near}")
         return replace(self, **changes)
 

@@ -317,7 +317,10 @@ def compiled(
         TorchwiseError: with `lazy=False` and `fallback=False`, the search failed.
     """
 
+    registry = manager or _default
+    registry.config.changed(**changes)  # refuses an unknown field before anything is decorated
+
     def register(target: T) -> T:
-        return (manager or _default).register(target, name, examples=examples, **changes)
+        return registry.register(target, name, examples=examples, **changes)
 
     return register if target is None else register(target)

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar, Unpack
 import torch
 
 from torchwise.errors import InputError, TorchwiseError
+from torchwise.keywords import checked_keywords
 from torchwise.plan.workload_spec import DEFAULT_CALLS, LIVE, TuneKeywords, TuneOptions
 from torchwise.records import format as show
 from torchwise.records.codec import to_builtins
@@ -148,6 +149,7 @@ class OptimizedProgram(Generic[T]):
         return f"<OptimizedProgram of {type(self.original).__qualname__}: {self.report!r}>"
 
 
+@checked_keywords(TuneKeywords)
 def tune_program(fn: Callable[..., Any], *args: Any, **options: Unpack[TuneKeywords]) -> TunedProgram:
     """Run `fn(*args)`, tune the modules that took its time on the inputs they got, and put the plans in place.
 
@@ -313,12 +315,7 @@ def choose_kinds(calls: Calls) -> tuple[list[Kind], str]:
 def _split(options: TuneKeywords) -> tuple[TuneOptions, str | None, bool]:
     given: dict[str, Any] = dict(options)
     store, progress = given.pop("store", None), given.pop("progress", True)
-    try:
-        return TuneOptions(**given), store, progress
-    except TypeError:
-        known = TuneKeywords.__annotations__
-        unknown = next(name for name in given if name not in known)
-        raise InputError(f"{unknown} is no option: {', '.join(sorted(known))} are") from None
+    return TuneOptions(**given), store, progress
 
 
 def _note(module: TunedModule, text: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.installation import suggest_extra
+from torchwise.keywords import checked_keywords
 from torchwise.plan.workload_spec import TuneKeywords
 from torchwise.records import Decision
 from torchwise.runtime.training.distributed import PATIENCE_S
@@ -19,6 +20,7 @@ logger = logging.getLogger("torchwise")
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
+@checked_keywords(TuneKeywords)
 def lightning_callback(
     decision: Decision | None = None,
     *,
@@ -103,6 +105,7 @@ def _package() -> Any:
     )
 
 
+@checked_keywords(TuneKeywords)
 def trainer_callback(
     decision: Decision | None = None, *, patience: float = PATIENCE_S, **options: Unpack[TuneKeywords]
 ) -> Any:

@@ -19,6 +19,7 @@ from torchwise._torch.modules import CALL_IMPL, MODULE_CALL
 from torchwise.compile.forward_entry import has_own_call
 from torchwise.compile.train_step import written_in_class
 from torchwise.errors import InputError
+from torchwise.keywords import checked_keywords
 from torchwise.plan.workload_spec import TuneKeywords
 from torchwise.records import Decision
 from torchwise.runtime import Dispatcher, Statistics, stale_because
@@ -41,6 +42,7 @@ _LOOP_POSITION = "_current_fx_name"
 """Lightning's position in its loop, set on a LightningModule at every hook. A plan that checks it would never hold."""
 
 
+@checked_keywords(TuneKeywords)
 class PlannedForward:
     """Runs the forward of a live model by a plan in training, in place, until `close`.
 

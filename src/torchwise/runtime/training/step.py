@@ -12,6 +12,7 @@ from typing import Any, Unpack
 import torch
 
 from torchwise import environment
+from torchwise.keywords import checked_keywords
 from torchwise.plan.workload_spec import TuneKeywords
 from torchwise.records import Decision
 from torchwise.records import Study as StudyRecord
@@ -39,6 +40,7 @@ logger = logging.getLogger("torchwise")
 OTHER_RANK = Fallback(FallbackReason.OTHER_RANK)
 
 
+@checked_keywords(TuneKeywords)
 def tune(
     model: Callable[..., Any],
     args: Any = None,
@@ -76,6 +78,7 @@ def tune(
         return Decision.from_json(ranks.broadcast_from_rank0(decision))
 
 
+@checked_keywords()
 def apply(
     step: TrainStep, decision: Decision | api.Study, *, patience: float = PATIENCE_S, store: str | None = None
 ) -> RankedStep | OptimizedStep:
@@ -107,6 +110,7 @@ def apply(
     return RankedStep(step, decision, refusal, ranks, patience)
 
 
+@checked_keywords(TuneKeywords)
 def optimize(
     step: TrainStep, args: Any = None, *, patience: float = PATIENCE_S, **options: Unpack[TuneKeywords]
 ) -> RankedStep | OptimizedStep:

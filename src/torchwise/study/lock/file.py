@@ -18,6 +18,7 @@ from typing import Any
 
 from torchwise import environment
 from torchwise.errors import InputError
+from torchwise.keywords import checked_keywords
 from torchwise.parsing import brief, parse_toml, read_bytes
 from torchwise.records import Decision
 from torchwise.study.lock.entry import Entry, Key, entry_in, section_of
@@ -94,6 +95,7 @@ def write(lock: Lock, path: str | Path = DEFAULT) -> Path:
     return write_atomically(lock.to_toml(), path)
 
 
+@checked_keywords()
 def decision(
     target: str, path: str | Path = DEFAULT, *, mode: str | None = None, device: str | None = None
 ) -> Decision:
