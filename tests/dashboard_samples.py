@@ -14,7 +14,7 @@ from torchwise.records import Measurement, Study
 from torchwise.store import LeaseOwner, StudyKey, open_storage
 
 TARGET = "zoo:vision.resnet50"
-EVIL = "m/<img src=x onerror=alert(1)> *bold* [x](javascript:alert(1)).py:make"
+EVIL = "m/<img src=x onerror=alert(1)> *bold* [x](javascript:alert(1))/one_name_without_a_place_to_break_it.py:make"
 PLAIN, LAST = a_plan(), a_plan(memory_format="channels_last")
 SPEEDS = {"2.11.0+cu130": 1.60, "2.13.0+cu130": 1.75, "2.15.0+cu130": 1.40}
 

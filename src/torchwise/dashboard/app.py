@@ -121,8 +121,7 @@ def choose_study(label: str, found: list[StudySummary], parameter: str, default:
 
 def name_of(summary: StudySummary) -> str:
     """Return a short name of a study, for a choice."""
-    found = summary.speedup
-    speed = f", {f'{found.mid:.3g}×' if found.is_usable else 'inconclusive'}" if found else ""
+    speed = f", {show.brief_speedup(summary.speedup)}" if summary.speedup else ""
     return f"{summary.id}: {summary.target}, {summary.mode} on {summary.device}{speed}"
 
 

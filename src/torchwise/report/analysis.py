@@ -123,7 +123,7 @@ def next_steps(analysis: Analysis, store: str | None = None) -> list[doc.Step]:
     plan = ("--plan", analysis.plan.to_json())
     tune = "torchwise.tune(model, args)" if live else command_line("tune", spec, store=store)
     steps = [doc.Step(tune, "tries all plans that may pay back, and chooses one")]
-    if not analysis.batches:
+    if not analysis.batches and not analysis.trial.failure:
         scaled = "torchwise.analyze(model, args, batches=(1, 2, 4, 8))"
         again = scaled if live else command_line("analyze", spec, *plan, "--batches", "1,2,4,8", store=store)
         steps.append(doc.Step(again, "measures time and throughput by batch size, and compiles for each size"))

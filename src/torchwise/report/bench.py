@@ -25,7 +25,7 @@ WIDE, MEDIUM = 124, 80
 COLUMNS = (
     doc.Column("contender", is_wrapped=True),
     doc.Column("per call", is_figure=True, least_width=MEDIUM),
-    doc.Column("speed-up", is_figure=True, title="speed-up (95 %)"),
+    doc.speedup_column(),
     doc.Column("cold", is_figure=True, least_width=MEDIUM),
     doc.Column("warm", is_figure=True, least_width=WIDE),
     doc.Column("peak memory", is_figure=True, least_width=WIDE),

@@ -295,6 +295,11 @@ def figure_columns(*names: str) -> tuple[Column, ...]:
     return tuple(Column(name, is_figure=True) for name in names)
 
 
+def speedup_column() -> Column:
+    """Return the column of a speed-up, with its interval."""
+    return Column("speed-up", is_figure=True, title="speed-up (95 %)")
+
+
 def figures_table(caption: str, header: Iterable[str], lines: Iterable[Iterable[Value]]) -> Table:
     """Return a table of figures, whose first column names the rows."""
     columns = tuple(Column(name, is_figure=bool(number)) for number, name in enumerate(header))

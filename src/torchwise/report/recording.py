@@ -48,13 +48,12 @@ def sentence(recording: Recording) -> str:
 
 def _table(recording: Recording) -> doc.Table:
     is_tuned = any(module.plan is not None for module in recording.modules)
+    tuned = (doc.speedup_column(), *doc.figure_columns("expected calls", "saves"))
     columns = (
         *doc.text_columns("module"),
         *doc.figure_columns("share", "calls", "a call"),
         *doc.text_columns("inputs", *["plan"] * is_tuned),
-        *doc.figure_columns(
-            *(["speed-up (95 %)", "expected calls", "saves"] if is_tuned else [f"saves at {EXAMPLE}×"])
-        ),
+        *(tuned if is_tuned else doc.figure_columns(f"saves at {EXAMPLE}×")),
     )
     rows = tuple(_row(recording, module, is_tuned=is_tuned) for module in recording.modules)
     return doc.Table("Modules", columns, rows, limit=MAX_ROWS, more="modules")

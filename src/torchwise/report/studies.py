@@ -21,7 +21,11 @@ from torchwise.report.html import Theme, render_part
 if TYPE_CHECKING:
     from torchwise.store import StudySummary
 
-STUDIES = doc.text_columns("study", "target", "where", "state", "trials", "plan", "speed-up (95 %)", "when")
+STUDIES = (
+    *doc.text_columns("study", "target", "where", "state", "trials", "plan"),
+    doc.speedup_column(),
+    *doc.text_columns("when"),
+)
 RAW = (
     *("study", "target", "mode", "device", "state", "trials", "plan"),
     *("speedup_ratio", "speedup_low_ratio", "speedup_high_ratio", "created_at"),
@@ -147,7 +151,12 @@ def _approval_row(one: Approval) -> doc.Row:
 
 
 DIFF = doc.text_columns("plan", "first", "second", "change")
-POINTS = doc.text_columns("study", "when", "torch", "plan", "per call", "speed-up (95 %)", "change", "note")
+POINTS = (
+    *doc.text_columns("study", "when", "torch", "plan"),
+    *doc.figure_columns("per call"),
+    doc.speedup_column(),
+    *doc.text_columns("change", "note"),
+)
 LEGEND = "Drift: the time changed together with eager's. Inconclusive: the measurements cannot tell."
 
 

@@ -43,7 +43,7 @@ WIDE, MEDIUM = 130, 80
 COLUMNS = (
     doc.Column("#", is_figure=True, least_width=MEDIUM, medium=doc.Medium.TERMINAL),
     doc.Column("plan", is_wrapped=True),
-    doc.Column("speed-up", is_figure=True, title="speed-up (95 %)"),
+    doc.speedup_column(),
     doc.Column("per call", is_figure=True, least_width=MEDIUM),
     doc.Column("compile", is_figure=True, least_width=MEDIUM),
     doc.Column("warm", is_figure=True, least_width=WIDE),
@@ -144,7 +144,10 @@ def _decision_panel(decision: Decision, more: Sequence[str]) -> doc.Panel:
 def _undecided_panel(study: Study) -> doc.Panel:
     state = "still searching" if study.state is StudyState.RUNNING else "interrupted before a decision"
     finished = sum(trial.state.is_finished for trial in study.trials)
-    return doc.Panel("Decision", f"No decision yet: {state}, {show.pluralize(finished, 'trial')} finished.")
+    headline = f"No decision yet: {state}, {show.pluralize(finished, 'trial')} finished."
+    return doc.Panel(
+        "Decision", headline, tone=doc.Tone.MUTED if study.state is StudyState.RUNNING else doc.Tone.WARNING
+    )
 
 
 def _figures(decision: Decision) -> tuple[doc.Fact, ...]:
