@@ -24,10 +24,18 @@ document.addEventListener("DOMContentLoaded", () => {
     return { index, pages };
   };
 
-  const show = (page) => {
-    const link = Object.assign(document.createElement("a"), { href: site + page.location, textContent: page.title });
+  const shorten = (text) => {
+    const plain = text.replaceAll("\u00b6", "");
+    return plain.length > 200 ? `${plain.slice(0, 200).replace(/\s+\S*$/, "")} \u2026` : plain;
+  };
+
+  // A section is named with its page.
+  const show = (page, pages) => {
+    const whole = pages.get(page.location.split("#")[0]);
+    const textContent = whole && whole.title !== page.title ? `${whole.title}: ${page.title}` : page.title;
+    const link = Object.assign(document.createElement("a"), { href: site + page.location, textContent });
     const heading = document.createElement("h3");
-    const text = Object.assign(document.createElement("p"), { textContent: page.text.slice(0, 200) });
+    const text = Object.assign(document.createElement("p"), { textContent: shorten(page.text) });
     const article = document.createElement("article");
     heading.append(link);
     article.append(heading, text);
@@ -45,7 +53,7 @@ document.addEventListener("DOMContentLoaded", () => {
       query.term(lunr.tokenizer(word), { boost: 10 });
       query.term(lunr.tokenizer(word), { wildcard: lunr.Query.wildcard.TRAILING });
     }));
-    const articles = found.slice(0, 30).map((one) => show(pages.get(one.ref)));
+    const articles = found.slice(0, 30).map((one) => show(pages.get(one.ref), pages));
     results.replaceChildren(...(articles.length ? articles : [results.dataset.noResultsText || "No results found"]));
   };
 
