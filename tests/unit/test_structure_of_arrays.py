@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from torchwise.plan.numerics import Numerics
 from torchwise.trial.inspection import _trace_operators
 from torchwise.verify import Subject, verify
 from torchwise.workload import Example
+from torchwise.workload.identity import describe_example
 from torchwise.zoo import load
 
 PLAN = Plan(backend="inductor", transforms=("structure_of_arrays",))
@@ -207,12 +209,12 @@ def test_a_pass_of_the_program_itself_is_not_pushed_aside() -> None:
         compile_plan(distances, PLAN, Example((POINTS, OTHERS)), device="cpu", mode="inference")
 
 
-def test_it_is_for_static_shapes_on_a_cpu_and_with_a_compiler() -> None:
+def test_it_is_for_a_cpu_and_a_compiler() -> None:
     traits = frozenset({"short_rows", "complex", "several_shapes"})
     space = PlanSpace("cpu", "inference", traits=traits, allow=Numerics.SUBSTITUTED, effort="quick")
     assert PLAN in {plan for plan, _ in space.neighbours(EAGER)}
     dynamic = Plan(backend="inductor", shapes="dynamic")
-    assert not any("structure_of_arrays" in plan.transforms for plan, _ in space.neighbours(dynamic))
+    assert any("structure_of_arrays" in plan.transforms for plan, _ in space.neighbours(dynamic))
     after = Plan(backend="inductor", transforms=("complex_to_real", "structure_of_arrays"))
     assert after in {plan for plan, _ in space.neighbours(PLAN)}, "what is complex is split first"
     gpu = PlanSpace("cuda", "inference", traits=traits, allow=Numerics.SUBSTITUTED, effort="thorough")
@@ -230,16 +232,20 @@ def test_inductor_reads_vectors_where_it_gathered() -> None:
     def nearness(points: Tensor, others: Tensor) -> Tensor:
         return (distances(points, others) + 1).reciprocal().sum(dim=-1)
 
-    points, others = torch.randn(4099, 3), torch.randn(50, 3)
-    gathers = {}
-    for plan in (Plan(backend="inductor"), PLAN):
+    points, others, more = torch.randn(4099, 3), torch.randn(50, 3), torch.randn(2050, 3)
+    gathers, inputs = {}, [describe_example(Example((p, others))) for p in (points, more)]
+    dynamic = replace(PLAN, shapes="dynamic")
+    for plan in (Plan(backend="inductor"), PLAN, dynamic):
         torch._dynamo.reset()
-        call = compile_plan(nearness, plan, Example((points, others)), device="cpu", mode="inference").call
+        options = {"device": "cpu", "mode": "inference", "inputs": inputs}
+        call = compile_plan(nearness, plan, Example((points, others)), **options).call  # type: ignore[arg-type]
         answer, (code,) = run_and_get_code(call, points, others)
         torch.testing.assert_close(answer, nearness(points, others))
         gathers[plan] = re.findall(r"in_ptr0\[static_cast<int64_t>\((?:\dL \+ )?3L\*x0", code)  # element by element
+    torch.testing.assert_close(call(more, others), nearness(more, others))
     assert gathers[Plan(backend="inductor")]
     assert not gathers[PLAN]
+    assert not gathers[dynamic]
 
 
 @pytest.mark.slow

@@ -24,6 +24,11 @@ def number_expression(number: Any) -> Any:
     return number.node.expr
 
 
+def number_hint(number: Any) -> int | None:
+    """Return a size as it is now, or None if it depends on data. It puts no condition on later calls."""
+    return number if isinstance(number, int) else number.node.hint
+
+
 def node_for_number(number: Any, nodes: dict[Any, torch.fx.Node]) -> Any:
     """Return a node that computes a number, or the number itself if it is the same for all sizes.
 

@@ -20,6 +20,7 @@ import torch
 
 from torchwise._torch import inductor
 from torchwise._torch.private_name import check
+from torchwise._torch.symbols import number_hint
 from torchwise.compile.uncompiled_reason import no_effect
 
 SHORT = range(2, 9)
@@ -46,14 +47,18 @@ _VIEWS = (
 def reads_across(operator: Any, tensor: Any, result: Any) -> bool:
     """Whether a pointwise operator reads a tensor along its rows' start, again and again: a few elements apart.
 
-    It does not if one of the two is no strided tensor of known sizes.
+    It does not if one of the two is no strided tensor of known sizes. Sizes that vary count as they are in the call
+    for which the graph was captured: the result is right for all of them.
     """
-    if torch.Tag.pointwise not in getattr(operator, "tags", ()) or not (_is_known(tensor) and _is_known(result)):
+    if torch.Tag.pointwise not in getattr(operator, "tags", ()):
         return False
-    spread = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
+    read, made = _find_layout(tensor), _find_layout(result)
+    if read is None or made is None:
+        return False
+    spread = [(size, stride) for size, stride in read if stride]
     length, apart = max(spread, default=(1, 1))
     elements = math.prod(size for size, _ in spread)
-    return length >= LANES and apart in SHORT and result.numel() >= AGAIN * elements > 0
+    return length >= LANES and apart in SHORT and math.prod(size for size, _ in made) >= AGAIN * elements > 0
 
 
 def lay_out(graph: torch.fx.Graph) -> int:
@@ -73,8 +78,8 @@ def lay_out(graph: torch.fx.Graph) -> int:
             rows = views.pop()
             if rows not in arrays and (stride := _as_arrays(rows.meta.get("val"))):
                 with graph.inserting_after(rows):
-                    arrays[rows] = graph.call_function(force, (rows, stride))
-                    arrays[rows].meta["val"] = rows.meta["val"].new_empty_strided(rows.meta["val"].shape, stride)
+                    arrays[rows] = graph.call_function(force, (rows, stride))  # which takes their order alone
+                    arrays[rows].meta["val"] = _lay_out_rows(rows.meta["val"])
             if rows in arrays:
                 node.replace_input_with(read, _view_again(graph, node, views, arrays[rows]))
     return len(arrays)
@@ -119,16 +124,26 @@ def graph_pass() -> Any:
     return StructureOfArrays()
 
 
-def _is_known(tensor: Any) -> bool:
-    strided = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and not tensor.is_nested
-    return strided and all(isinstance(size, int) for size in (*tensor.shape, *tensor.stride()))
+def _find_layout(tensor: Any) -> list[tuple[int, int]] | None:
+    """Return size and stride of each dimension, of varying ones as they are now, or None if they are not known."""
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    sizes, strides = map(number_hint, tensor.shape), map(number_hint, tensor.stride())
+    found = [*zip(sizes, strides, strict=True)]
+    return None if any(None in pair for pair in found) else found  # type: ignore[return-value]
 
 
 def _as_arrays(rows: Any) -> list[int] | None:
     """Return the strides of rows with their last dimension outermost, or None if it does not lie as rows."""
-    if not _is_known(rows) or rows.dim() < 2 or rows.shape[-1] not in SHORT:
+    layout = _find_layout(rows)
+    if layout is None or len(layout) < 2 or layout[-1][0] not in SHORT or not isinstance(rows.shape[-1], int):
         return None
-    return [math.prod(rows.shape[dim + 1 : -1]) for dim in range(rows.dim() - 1)] + [math.prod(rows.shape[:-1])]
+    sizes = [size for size, _ in layout]
+    return [math.prod(sizes[dim + 1 : -1]) for dim in range(len(sizes) - 1)] + [math.prod(sizes[:-1])]
+
+
+def _lay_out_rows(rows: torch.Tensor) -> torch.Tensor:
+    return rows.movedim(-1, 0).contiguous().movedim(0, -1)
 
 
 def _view_again(

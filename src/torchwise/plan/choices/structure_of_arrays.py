@@ -14,7 +14,7 @@ register(
         "that loops read whole vectors",
         devices=("cpu",),
         required_traits=(Trait.SHORT_ROWS,),
-        requires=(("backend", "inductor"), ("shapes", "static")),
+        requires=(("backend", "inductor"),),
         implies=(("backend", "inductor"),),
         effort="quick",
         # Time with over time without, on two CPU cores with vectors of 64 bytes: 0.37 (field 8192 × 50) and 0.23
