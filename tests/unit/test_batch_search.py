@@ -15,6 +15,7 @@ from torchwise.errors import BaselineError, InputError
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.workload_spec import BatchDim, TuneOptions, WorkloadSpec
 from torchwise.records import Costs, Failure, FailureKind, Inspection, Measurement, Study, codec
+from torchwise.records.answer import Answer
 from torchwise.records.listener import Listener
 from torchwise.report.facts import command_line, describe_request
 from torchwise.store import Storage, open_storage
@@ -106,6 +107,18 @@ def test_a_stored_decision_is_found_by_profiling_at_its_batch_alone(storage: Sto
     assert batch_of(search(storage, again)) == batch_of(found)
     assert again.ran == [("inspect", EAGER, 80)]
     assert again.checks == 0
+
+
+def test_an_inconclusive_decision_leaves_the_batch_open(storage: Storage) -> None:
+    found = search(storage, Server()).decision
+    assert found is not None
+    latest = replace(found, answer=Answer.INCONCLUSIVE)
+    study = storage.latest_study()
+    assert study is not None
+    storage.store_outcome(study.id, state=study.state, decision=latest, excluded=(), seconds=0.0)
+    again = Server()
+    search(storage, again)
+    assert len(again.sizes("try", EAGER)) > 5
 
 
 @pytest.mark.parametrize("how", ["fresh", "code", "limit"])
@@ -203,7 +216,7 @@ def test_a_limit_that_is_none_is_refused(limit: Any, objective: str, said: str) 
 def test_reports_name_the_limit_and_the_command_leaves_the_batch_to_the_search(storage: Storage) -> None:
     spec = search(storage, Server()).workload
     assert "for throughput within 10.2 ms at batch 80" in str(describe_request(spec, "Net"))
-    assert "--latency-limit 0.0102" in command_line("tune", spec)
+    assert "--latency-limit 10.2ms" in command_line("tune", spec)
     assert "batch" not in command_line("tune", spec)
     assert not replace(spec, latency_limit=None).times_each_call
     assert spec.times_each_call, "a server waits for each call"

@@ -27,6 +27,7 @@ class Device:
     def __init__(self, holds: int = 100) -> None:
         self.holds = holds
         self.sizes: list[int] = []
+        self.disturbed = 0
 
     def seconds(self, size: int) -> float:
         return 1e-3 + 1e-5 * size
@@ -36,7 +37,8 @@ class Device:
         if told.batch.size > self.holds:
             return Failure(FailureKind.OUT_OF_MEMORY, "compile", "CUDA out of memory")
         seconds = self.seconds(told.batch.size)
-        timed = Measurement((seconds, seconds), (seconds, seconds))
+        taken = (seconds, seconds) if told.batch.size != self.disturbed else (seconds, 1.0, 2.0)
+        timed = Measurement(taken, taken)
         found = Attempt(Costs(0.0, peak_memory=1024 * told.batch.size), PASSED, timed)
         return codec.to_json(found)
 
@@ -115,3 +117,12 @@ def test_a_size_that_other_load_made_slow_is_good() -> None:
             return 1.0 if self.sizes.count(size) == 1 and size == 32 else super().seconds(size)
 
     assert fit_linear(Busy(), latency_limit=3e-3).largest == 48
+
+
+def test_other_load_at_one_size_ends_no_search() -> None:
+    device = Device()
+    device.disturbed = 8
+    found = fit_linear(device, latency_limit="3ms")
+    assert device.sizes[:4] == [4, 8, 8, 16], "a call of 8 takes 1.08 ms at least"
+    assert (found.largest, found.best) == (48, 48)
+    assert "a call takes 1.00 s, above the 1.50 ms" in {one.size: one.problem for one in found.tried}[8]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import Any
@@ -170,6 +171,10 @@ OPTION_COMMANDS = {
     "sizes": ("tune",),
 }
 """Commands that have an option of this name. All commands have the other options."""
+_UNITS: dict[str, Callable[[float], str]] = {
+    "memory_limit": lambda value: f"{value / 2**30:.6g}",  # the command line counts in GiB
+    "latency_limit": lambda value: f"{value * 1e3:.6g}ms",
+}
 BREAK = " \\"
 """End of a line whose command continues on the next line."""
 
@@ -195,7 +200,7 @@ def command_line(
     words = []
     for option, value in options(spec, allow).items():
         if name in OPTION_COMMANDS.get(option, (name,)):
-            text = f"{value / 2**30:.6g}" if option == "memory_limit" else str(value)  # the command line counts in GiB
+            text = _UNITS[option](value) if option in _UNITS else str(value)
             words += [f"--{option.replace('_', '-')}", text]
     words += (*more, *(() if store is None else ("--store", store)))
     # A target that looks like an option goes last, after the mark that ends the options.

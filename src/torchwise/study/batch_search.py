@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -49,6 +50,8 @@ def fit_sizes(
 ) -> BatchFit:
     """Try the plan of a study at doubling batch sizes until one fails or passes a limit, and then between.
 
+    A size that may pass the limit of latency because of other load does not end the doubling, and is not chosen.
+
     Args:
         start: the smallest size to try.
         largest: no larger one is tried.
@@ -56,18 +59,22 @@ def fit_sizes(
         is_over: whether the time for sizes is spent, so that no further one is tried.
     """
     tried: dict[int, SizeTried] = {}
+    unsure: set[int] = set()
 
     def is_good(size: int) -> bool:
-        tried[size] = _try_size(study, size)
+        tried[size], is_sure = _try_size(study, size)
+        if not is_sure:
+            unsure.add(size)
         tell(f"batch {size}: {tried[size]}")
         return not tried[size].problem
 
     size, good, bad = start, 0, 0
     while size <= largest and not bad and not (tried and is_over()):
         if is_good(size):
-            good, size = size, size * 2
-        else:
+            good = size
+        elif size not in unsure:
             bad = size
+        size *= 2
     for _ in range(REFINEMENTS if good and bad else 0):
         between = (good + bad) // 2
         if between in tried or is_over():
@@ -78,26 +85,32 @@ def fit_sizes(
     return BatchFit(spec.target, study.job.plan, found, spec.memory_limit, spec.latency_limit)
 
 
-def _try_size(study: PlanStudy, size: int) -> SizeTried:
-    """Try the plan at a batch size. A size that is too slow is tried once more, as other load only ever adds time."""
-    found = _judge_size(study, size, study.try_plan(batch=BatchDim(0, size)))
-    if not found.samples_per_s or size / found.samples_per_s <= study.job.workload.call_limit_s:
-        return found
-    again = _judge_size(study, size, study.try_plan(batch=BatchDim(0, size)))
-    return max(found, again, key=lambda one: one.samples_per_s or 0.0)
+def _try_size(study: PlanStudy, size: int) -> tuple[SizeTried, bool]:
+    """Try the plan at a batch size, and return whether its problem is sure.
+
+    A size that is too slow is tried once more, as other load only ever adds time.
+    """
+    found, least_s = _judge_size(study, size, study.try_plan(batch=BatchDim(0, size)))
+    limit_s = study.job.workload.call_limit_s
+    if not found.samples_per_s or size / found.samples_per_s <= limit_s:
+        return found, True
+    again, again_s = _judge_size(study, size, study.try_plan(batch=BatchDim(0, size)))
+    best = max(found, again, key=lambda one: one.samples_per_s or 0.0)
+    return best, not best.problem or min(least_s, again_s) > limit_s
 
 
-def _judge_size(study: PlanStudy, size: int, trial: Trial) -> SizeTried:
+def _judge_size(study: PlanStudy, size: int, trial: Trial) -> tuple[SizeTried, float]:
+    """Return the result of a batch size, and the seconds that a call takes at least."""
     spec, peak = study.job.workload, trial.costs.peak_memory if trial.costs else None
     if not trial.is_verified or trial.measurement is None:
-        return SizeTried(size, peak_memory=peak, problem=trial.reason)
+        return SizeTried(size, peak_memory=peak, problem=trial.reason), math.inf
     call, problem = trial.measurement.candidate_time, ""
     if spec.memory_limit is not None and (peak is None or peak > spec.memory_limit):
         shown = "an unknown amount" if peak is None else f"{peak / 2**20:.0f} MiB"
         problem = f"takes {shown}, above the limit of {spec.memory_limit / 2**20:.0f} MiB"
     elif call.mid > spec.call_limit_s:
         problem = f"a call takes {seconds(call.mid)}, above the {seconds(spec.call_limit_s)} that the limit leaves"
-    return SizeTried(size, size / call.mid, peak, problem)
+    return SizeTried(size, size / call.mid, peak, problem), call.low
 
 
 def search_batch(
@@ -121,11 +134,11 @@ def search_batch(
 
 
 def _find_decided(request: Request, storage: Storage, here: Environment) -> Decision | None:
-    """Return the latest decision for the same request on this machine."""
+    """Return the latest decision for the same request on this machine, unless it is inconclusive."""
     for decision in storage.decisions(target=request.workload.target):
         is_same = replace(decision.workload, batch=None) == request.workload and decision.workload.batch is not None
         if is_same and request.structure in (None, decision.structure) and not decision.environment.differences(here):
-            return decision
+            return None if decision.is_inconclusive else decision
     return None
 
 
