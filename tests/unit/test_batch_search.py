@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ class Server:
         self.speedup, self.holds, self.code = speedup, holds, "code"
         self.ran: list[tuple[str, Plan, int]] = []
         self.checks = 0
+        self.spread = 1.0
         self.waits: list[float] = []
         self.fails_above = 10_000
 
@@ -45,6 +47,7 @@ class Server:
         assert batch is not None, "every worker runs at a batch size"
         self.ran.append((job.task, job.plan, batch.size))
         eager = samples(1e-3 + 1e-4 * batch.size)
+        eager = (*eager[:3], *(second * self.spread for second in eager[3:]))
         if batch.size > self.holds:
             return Failure(FailureKind.RAISED, "load", "the inputs differ in dimension 0")
         if job.task == "inspect":
@@ -95,6 +98,27 @@ def test_the_faster_plan_gets_the_larger_batch(storage: Storage) -> None:
         " A call of batch 80 takes 4.50 ms, 17,800 samples a second. The limit of 10.2 ms leaves 5.10 ms, as a request "
         "may wait for the batch before its own."
     )
+
+
+def test_the_gain_of_a_batch_over_a_lone_sample_is_said(storage: Storage) -> None:
+    notes: list[str] = []
+    listener = Listener()
+    listener.note = notes.append  # type: ignore[method-assign]
+    workload = WorkloadSpec("zoo:any", objective="throughput", latency_limit=10.2e-3, calls=10**7)
+    run_study(Request(workload), storage, Server(), listener)
+    assert notes[0] == "verifying that samples of a batch do not depend on each other"
+    assert "batch 40 is best: 8,000 samples a second, 8.80× that of batch 1" in notes
+    assert any(re.fullmatch("batch 80 is best: 17,[78].. samples a second, 1.11× that of batch 40", n) for n in notes)
+
+
+@pytest.mark.parametrize("factor", [1.01, 4.0])
+def test_a_call_whose_time_is_uncertain_gets_no_figure(storage: Storage, factor: float) -> None:
+    server = Server(0.9)
+    server.spread = factor
+    decision = search(storage, server, limit_s=1.0).decision
+    assert decision is not None
+    [said] = re.findall(r"A call of batch \d+ takes (.*?), (.*?) samples", decision.reason)
+    assert all((" to " in text) == (factor > 2) for text in said)
 
 
 def test_where_no_plan_is_faster_eager_gets_its_own_batch(storage: Storage) -> None:

@@ -118,6 +118,11 @@ def time(interval: Interval | None) -> str:
     return f"{seconds(interval.low)} to {seconds(interval.high)}"
 
 
+def span(interval: Interval) -> str:
+    """Return a count as "17,800", or its ends, "9,000 to 17,800", if it is too uncertain."""
+    return count(interval.mid) if _has_figure(interval) else f"{count(interval.low)} to {count(interval.high)}"
+
+
 def _has_figure(interval: Interval) -> bool:
     return interval.is_usable or interval.low == interval.high
 

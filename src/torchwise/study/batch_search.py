@@ -12,7 +12,7 @@ from torchwise.plan import EAGER, Plan, Trait
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import BatchDim
 from torchwise.records import Decision, Failure, FailureKind, Study, Trial
-from torchwise.records.format import seconds
+from torchwise.records.format import ratio, seconds
 from torchwise.records.listener import Listener
 from torchwise.records.scale import BatchFit, SizeTried
 from torchwise.store import Storage
@@ -208,6 +208,10 @@ class _BatchSearch:
             raise BudgetError(f"{self._budget}, and no batch size is measured. Give a larger budget")
         if plan.is_eager and first.samples_per_s is None:
             raise InputError(f"a batch size is wanted, but batch {first.size} fails: {first.problem}")
+        if found.best and len(found.tried) > 1:
+            best = next(one for one in found.tried if one.size == found.best)
+            gain = best.samples_per_s / first.samples_per_s if best.samples_per_s and first.samples_per_s else None
+            self.listener.note(f"batch {best.size} is best: {best}, {ratio(gain)} that of batch {first.size}")
         return found.best or start
 
 

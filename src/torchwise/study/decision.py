@@ -9,7 +9,7 @@ from torchwise.plan import EAGER, Numerics, Plan
 from torchwise.plan.space import complexity_of, numerics_of
 from torchwise.records import Decision, Outcome, Trial
 from torchwise.records.answer import Answer
-from torchwise.records.format import count, seconds
+from torchwise.records.format import count, seconds, span, time
 from torchwise.records.measurement import describe_contention
 from torchwise.records.trial import CostModel, relative_speeds
 from torchwise.study.history import TIE, History, sets_threads_alone
@@ -151,11 +151,14 @@ def _describe_batch(history: History, plan: Plan) -> str:
     batch, limit_s = history.workload.batch, history.workload.latency_limit
     if batch is None or limit_s is None:
         return ""
-    call_s = history.seconds_of(plan)
+    trial = history.find_trial(plan)
+    timed = trial if trial and trial.measurement else None
+    call_s = history.economics.seconds_per_call(timed) if timed else history.baseline_time
+    rate = call_s.inverse.times(batch.size)
     return (
-        f" A call of batch {batch.size} takes {seconds(call_s)}, {count(batch.size / call_s)} samples a second. "
-        f"The limit of {seconds(limit_s)} leaves {seconds(history.workload.call_limit_s)}, as a request may wait for "
-        "the batch before its own."
+        f" A call of batch {batch.size} takes {time(call_s)}, {span(rate)} samples a second. The limit of "
+        f"{seconds(limit_s)} leaves {seconds(history.workload.call_limit_s)}, as a request may wait for the batch "
+        "before its own."
     )
 
 

@@ -12,6 +12,7 @@ from torchwise.plan.rules import iter_changes
 from torchwise.plan.space import compile_factor_of
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import CheckName, FailureKind, Inspection, Outcome, Trial, WorkerStage
+from torchwise.records.statistics import Interval
 from torchwise.records.trial import CostModel, eager_measured, eager_peak_memory
 
 PLAIN_COMPILE_S = {"cpu": 12.0, "cuda": 4.0}
@@ -71,9 +72,13 @@ class History:
     @property
     def economics(self) -> CostModel:
         """Costs on this study's baseline, calls and restarts."""
+        return CostModel(self.baseline_time.mid, self.workload.calls, self.workload.restarts)
+
+    @property
+    def baseline_time(self) -> Interval:
+        """Seconds per call of eager."""
         beside = (t.measurement for t in self.iter_timed() if t.measurement)
-        baseline = eager_measured(self.inspection.measurement, beside)
-        return CostModel(baseline.baseline_time.mid, self.workload.calls, self.workload.restarts)
+        return eager_measured(self.inspection.measurement, beside).baseline_time
 
     @property
     def traits(self) -> frozenset[Trait]:
