@@ -35,6 +35,7 @@ import sys
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -48,6 +49,8 @@ Attributes = Mapping[int, Mapping[str, str | None]]
 """The printed form of attributes by name, or None for a missing attribute, for each module by its `id`."""
 _PLAIN = (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisType)
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
+_sources: WeakKeyDictionary[type, tuple[str | None, str]] = WeakKeyDictionary()
+"""The file and the source of classes, as Python parses the whole file for each class that it is asked about."""
 _OF_THE_INTERPRETER = (
     "__module__",
     "__qualname__",
@@ -340,9 +343,11 @@ def describe_state(tensor: torch.Tensor) -> str:
 def _class_source(cls: type) -> str | None:
     """Return the source of a class, or None if the file found is not the one that defined the class."""
     try:
-        file, source = inspect.getsourcefile(cls), inspect.getsource(cls)
+        if (found := _sources.get(cls)) is None:
+            found = _sources[cls] = inspect.getsourcefile(cls), inspect.getsource(cls)
     except (OSError, TypeError):
         return None
+    file, source = found
     own = [f for f in vars(cls).values() if isinstance(f, types.FunctionType) and f.__module__ == cls.__module__]
     files = {os.path.abspath(f.__code__.co_filename) for f in own}
     # A class sent from another process's `__main__` is looked for in the `__main__` of this one.
