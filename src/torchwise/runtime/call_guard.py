@@ -16,12 +16,14 @@ from torchwise.compile.guards.reachable_code import is_same_code
 from torchwise.plan import Plan
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.workload import pytree
-from torchwise.workload.input_spec import InputSpec, parse_inputs
+from torchwise.workload.input_spec import InputSpec, parse_inputs, strip_sizes
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 CALLED = ("forward", "_call_impl")
 """Functions that a module's own attributes may replace."""
+MAX_NAMED = 3
+"""Inputs that a message about unverified ones names."""
 _count_dispatch_modes: Callable[[], int] = DISPATCH_MODES.get("a served plan")
 _has_global_hook: Callable[[], bool] = HAS_GLOBAL_HOOK.get("a served plan")
 
@@ -159,7 +161,7 @@ class VerifiedInputs:
 
     def __init__(self, inputs: Sequence[str], *, dynamic: bool) -> None:
         self._strips_sizes = dynamic
-        specs = [*map(parse_inputs, inputs)]
+        self._specs = specs = [*map(parse_inputs, inputs)]
         self._are_regular = all(spec.is_regular for spec in specs)
         self._forms = {self._form_of(spec) for spec in specs}
         self._memory = {(self._form_of(spec), spec.overlaps) for spec in specs}
@@ -177,6 +179,25 @@ class VerifiedInputs:
         """
         return any(self._form_of(same) in self._forms for same in self._read_both_ways(spec))
 
+    def describe_difference(self, spec: InputSpec) -> str:
+        """Name the inputs that differ from the closest verified ones, such as "mask is bool[9] (1,), was bool[5] (1,)".
+
+        It is empty if no input differs.
+        """
+        differences = [self._list_differences(spec, verified) for verified in self._specs]
+        found = min(differences, key=len, default=[])
+        more = [f"{len(found) - MAX_NAMED} more"] if len(found) > MAX_NAMED else []
+        return "; ".join([*found[:MAX_NAMED], *more])
+
+    def _list_differences(self, spec: InputSpec, verified: InputSpec) -> list[str]:
+        """List each input that is other than in verified ones, is missing there, or is missing here."""
+        here, there = ({leaf.path: leaf.value for leaf in one.leaves} for one in (spec, verified))
+        strip = strip_sizes if self._strips_sizes else lambda value: value
+        changed = [path for path in here if path in there and strip(here[path]) != strip(there[path])]
+        texts = [f"{_name_input(path)} is {here[path]}, was {there[path]}" for path in changed]
+        texts += [f"{_name_input(path)} is {here[path]}, was not given" for path in here if path not in there]
+        return texts + [f"{_name_input(path)} is not given" for path in there if path not in here]
+
     def cover_memory(self, spec: InputSpec) -> bool:
         """Whether they have the same form, and share memory in the same way."""
         return any((self._form_of(same), same.overlaps) in self._memory for same in self._read_both_ways(spec))
@@ -189,6 +210,12 @@ class VerifiedInputs:
         yield spec
         if not self._are_regular:
             yield parse_inputs(str(spec))
+
+
+def _name_input(path: str) -> str:
+    """Return the path of an input as one reads it: "input 0" for "[0][0]", "mask.low" for "[1]['mask']['low']"."""
+    name = pytree.readable(path[3:])
+    return f"input {name[1:].replace(']', '', 1)}" if name.startswith("[") else name
 
 
 def may_need_gradients(

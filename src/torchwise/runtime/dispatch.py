@@ -83,6 +83,7 @@ class Dispatcher(Served):
         self._last: Known | None = None  # for the last signature that a plan answered at length
         self._served: set[Signature] = set()  # signatures that the plan has answered at any time
         self._verified = VerifiedInputs(decision.inputs, dynamic=decision.plan.shapes == "dynamic")
+        self._unverified: Fallback | None = None  # that the first inputs of another form were not verified
         self._writes = InputWrites(original, self._verified)
         self._circuits = PlanCircuits()
         self._lock = threading.Lock()
@@ -147,7 +148,7 @@ class Dispatcher(Served):
         """Answer a call whose signature is new or not verified, or whose state may differ from the verification's."""
         fallback = self._find_fallback(key, args, kwargs)
         if fallback is NOT_VERIFIED:
-            self.log_unverified(logging.INFO, args, kwargs)
+            fallback = self._name_first_unverified(args, kwargs)
         fallback = fallback or self._circuits.admit(key)
         if fallback is not None:
             return self.answer_by_original(fallback, args, kwargs)
@@ -337,6 +338,13 @@ class Dispatcher(Served):
         if (elsewhere := self._verified.find_other_device(args, kwargs, self._device)) is not None:
             return elsewhere
         return None if self._verified.cover(specify_inputs(Example(args, kwargs))) else NOT_VERIFIED
+
+    def _name_first_unverified(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback:
+        """Return that the plan was not verified on some inputs, with the first such ones, as one warning is enough."""
+        if self._unverified is None:
+            differences = self._verified.describe_difference(specify_inputs(Example(args, kwargs)))
+            self._unverified = Fallback(FallbackReason.INPUTS_NOT_VERIFIED, differences)
+        return self._unverified
 
     def _may_share_memory(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether inputs share memory as verified, or where the call writes nothing."""

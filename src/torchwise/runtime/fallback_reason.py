@@ -95,8 +95,12 @@ class FallbackReason(StrEnum):
     )
     CODE_REPLACED = "code_replaced", "code of the model was replaced since the plan was applied"
 
-    ABOVE_BUCKETS = "above_buckets", "the inputs are larger than the largest bucket"
-    BELOW_BUCKETS = "below_buckets", "the inputs are smaller than the smallest size that padding is verified for"
+    ABOVE_BUCKETS = "above_buckets", "the inputs are larger than the largest bucket", "tune for such a size, too"
+    BELOW_BUCKETS = (
+        "below_buckets",
+        "the inputs are smaller than the smallest size that padding is verified for",
+        "set least of the rule lower",
+    )
     EAGER_BUCKET = (
         "eager_bucket",
         "the decision for this bucket is to stay with eager, where padding would only cost time",

@@ -80,7 +80,7 @@ class InputSpec:
 
     def strip_sizes(self) -> Hashable:
         """Return the leaves without sizes and strides: paths, dtypes, ranks, layouts, and other values."""
-        return tuple((leaf.path, _strip_sizes(leaf.value)) for leaf in self.leaves)
+        return tuple((leaf.path, strip_sizes(leaf.value)) for leaf in self.leaves)
 
     @property
     def is_regular(self) -> bool:
@@ -121,7 +121,8 @@ def find_varying_dims(inputs: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return {path: dims for path, dims in found.items() if dims}
 
 
-def _strip_sizes(value: TensorSpec | str) -> Hashable:
+def strip_sizes(value: TensorSpec | str) -> Hashable:
+    """Return the form of one leaf without its sizes and strides."""
     if isinstance(value, str):
         return value
     return value.dtype, None if value.shape is None else len(value.shape), value.layout

@@ -74,6 +74,7 @@ class Buckets(Served):
         statistics, self._counts = Statistics(), Counts()
         self._at_freeze: int | None = None  # first calls until the freeze
         self._unpadded = _Unpadded()
+        self._out_of_range: dict[Fallback, Fallback] = {}  # with the first size outside
         self._form = specify_inputs(verified.example).strip_sizes()
         self.verified, self.decisions, self.canary = verified, tuple(decisions), canary
         found = {id(decision): self._make_route(original, decision, statistics) for decision in decisions}
@@ -294,10 +295,15 @@ class Buckets(Served):
 
     def _answer_out_of_range(self, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if size < self._least:
-            return self.answer_by_original(BELOW, args, kwargs)
+            return self.answer_by_original(self._name_first_size(BELOW, size, self._least), args, kwargs)
         self._counts.beyond += 1
         self._counts.sizes[1 << (size - 1).bit_length()] += 1
-        return self.answer_by_original(BEYOND, args, kwargs)
+        return self.answer_by_original(self._name_first_size(BEYOND, size, self._buckets[-1]), args, kwargs)
+
+    def _name_first_size(self, fallback: Fallback, size: int, limit: int) -> Fallback:
+        """Return the fallback with the first size that it was for, as one warning is enough."""
+        detailed = Fallback(fallback.reason, f"{size}, and not {limit}")
+        return self._out_of_range.setdefault(fallback, detailed)
 
 
 def _check_decisions(decisions: Sequence[Decision], verified: VerifiedPadding) -> None:
