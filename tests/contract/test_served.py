@@ -14,6 +14,7 @@ from live_decisions import make_decision
 from torchwise.plan import Plan
 from torchwise.runtime import Dispatcher, OptimizedFunction, OptimizedModule, OptimizedStep, Statistics, unwrap
 from torchwise.runtime.bucketing import BucketedFunction, BucketedModule, Padding, apply_buckets, verify_padding
+from torchwise.runtime.other_sizes import SizesDispatcher
 from torchwise.runtime.served import Served, dispatcher_of, served_of
 from torchwise.testing.models import MAX_ROWS, make_net, make_rows
 from torchwise.testing.served import ROWS, CanRunContract, Serve, ServedContract, ServedModuleContract, compute_tanh
@@ -31,6 +32,31 @@ def apply_one_bucket(original: Any, plan: Plan) -> BucketedModule | BucketedFunc
     x = make_rows(ROWS)
     verified = verify_padding(original, (x,), padding=Padding({"x": 0}), buckets=(ROWS,))
     return apply_buckets(original, [make_decision(original, plan, x)], verified)
+
+
+def apply_two_plans(original: Any, plan: Plan) -> OptimizedModule | OptimizedFunction:
+    decisions = [make_decision(original, plan, make_rows(rows)) for rows in (ROWS, ROWS - 1)]
+    kind = OptimizedModule if isinstance(original, torch.nn.Module) else OptimizedFunction
+    made: OptimizedModule | OptimizedFunction = kind._wrap(SizesDispatcher(original, *decisions))
+    return made
+
+
+class TestSizesDispatcher(CanRunContract):
+    @pytest.fixture
+    def served(self) -> Served:
+        return dispatcher_of(apply_two_plans(make_net(), THREADS))
+
+
+class TestOtherSizes(CanRunContract):
+    """The second plan answers in the place of the first one, and keeps the contract there."""
+
+    @pytest.fixture
+    def served(self) -> Served:
+        return dispatcher_of(apply_two_plans(make_net(), THREADS))
+
+    @pytest.fixture
+    def verified(self) -> tuple[torch.Tensor]:
+        return (make_rows(ROWS - 1),)
 
 
 class TestDispatcher(CanRunContract):
@@ -114,6 +140,12 @@ class TestOptimizedModule(ServedModuleContract):
     @pytest.fixture
     def serve(self) -> Serve:
         return apply_decision
+
+
+class TestFunctionWithTwoPlans(ServedContract):
+    @pytest.fixture
+    def serve(self) -> Serve:
+        return apply_two_plans
 
 
 class TestBucketedFunction(ServedContract):

@@ -132,6 +132,10 @@ class Served(ABC):
         """Say whether nothing more may be compiled and captured. `freeze` and `unfreeze` count as well."""
         self.is_frozen = frozen
 
+    def count_in(self, statistics: Statistics) -> None:
+        """Count the calls that come from now on in these statistics."""
+        self.statistics = statistics
+
     @property
     def counts(self) -> Statistics:
         """The counts of the calls so far."""

@@ -172,6 +172,12 @@ class Buckets(Served):
         for route in self.dispatchers:
             route.set_frozen(frozen)
 
+    def count_in(self, statistics: Statistics) -> None:
+        """Count the calls of all buckets in these statistics."""
+        super().count_in(statistics)
+        for route in self.dispatchers:
+            route.count_in(statistics)
+
     def read_counts(self) -> Counts:
         """Return the counts, with compilations and captures since the freeze."""
         since = self._at_freeze

@@ -31,6 +31,7 @@ from torchwise.runtime.components.find import (
 from torchwise.runtime.components.program import autocast_of, device_of, wrap_in_autocast
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.monitored import ITSELF
+from torchwise.runtime.served import Served, swap
 from torchwise.runtime.statistics import Statistics, add_bounded
 from torchwise.workload import Example, pytree
 
@@ -185,6 +186,16 @@ class Component:
     def _list_monitored(self) -> dict[str, Component]:
         return {ITSELF: self}
 
+    def extend(self, make: Callable[[Served], Served]) -> None:
+        """Have the result of `make`, which gets what answers calls now, answer those that come. Do it before any call.
+
+        Nothing happens without a plan.
+        """
+        found = self._found
+        if found is not None and found.served is not None:
+            swap(found.optimized, make(found.served))
+            found.served.count_in(self.counts)
+
     def seek(self, examples: Sequence[Example] = ()) -> None:
         """Search for a plan now, and wait for it. A running search of another thread is waited for, too.
 
@@ -242,7 +253,7 @@ class Component:
         """Keep a result. All counts of the component go on in one place."""
         self._found = found
         if found.served is not None:
-            found.served.statistics = self.counts
+            found.served.count_in(self.counts)
             found.served.set_frozen(self.is_frozen)
         if found.error is not None:
             alert("search_failed", f"component {self.name} runs its original code until clear(): {found.reason}")
