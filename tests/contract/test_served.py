@@ -14,8 +14,8 @@ from live_decisions import make_decision
 from torchwise.plan import Plan
 from torchwise.runtime import Dispatcher, OptimizedFunction, OptimizedModule, OptimizedStep, Statistics, unwrap
 from torchwise.runtime.bucketing import BucketedFunction, BucketedModule, Padding, apply_buckets, verify_padding
-from torchwise.runtime.other_sizes import SizesDispatcher
 from torchwise.runtime.served import Served, dispatcher_of, served_of
+from torchwise.runtime.sizes_dispatch import SizesDispatcher
 from torchwise.testing.models import MAX_ROWS, make_net, make_rows
 from torchwise.testing.served import ROWS, CanRunContract, Serve, ServedContract, ServedModuleContract, compute_tanh
 from torchwise.workload.train_step import TrainStep

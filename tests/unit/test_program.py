@@ -14,6 +14,7 @@ import torch
 import torchwise as tw
 from builders import a_study
 from live_decisions import make_decision
+from torchwise.compile.backends import inductor
 from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Interval
@@ -61,9 +62,10 @@ class Searches:
     def __call__(self, request: Any, workload: Any, store: str | None, *, progress: bool) -> Study:
         assert progress is not None
         self.asked.append((request, workload))
-        speedup = None if self.plan.is_eager else Interval(1.9, 2.0, 2.1)
+        plan = request.plans[0] if request.plans else self.plan
+        speedup = None if plan.is_eager else Interval(1.9, 2.0, 2.1)
         decision = replace(
-            make_decision(workload.call, self.plan),
+            make_decision(workload.call, plan),
             inputs=tuple(describe_example(example) for example in workload.examples),
             speedup=speedup,
             workload=request.workload,
@@ -76,12 +78,18 @@ class Searches:
         return Study(study)
 
 
-@pytest.fixture
-def searches(monkeypatch: pytest.MonkeyPatch) -> Searches:
+def decide_at_once(monkeypatch: pytest.MonkeyPatch) -> Searches:
+    """Put such searches in place. Plans with dynamic shapes run the graphs that Dynamo finds, without Inductor."""
     found = Searches()
     monkeypatch.setattr(tuning, "search", found)
     monkeypatch.setattr(tuning, "MIN_SHARE", 0.0)
+    monkeypatch.setattr(inductor, "_inductor", lambda _options: lambda graph, _inputs: graph.forward)
     return found
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> Searches:
+    return decide_at_once(monkeypatch)
 
 
 def test_a_program_is_tuned_on_the_calls_it_made(searches: Searches) -> None:

@@ -94,10 +94,17 @@ def tune_buckets(
     **options: Unpack[TuneKeywords],
 ) -> list[Decision]:
     """Tune on padded inputs, for each bucket or once for all buckets."""
-    padder = Padder(model, verified.padding)
-    examples = [_typical(padder, verified, seen, bucket) for bucket in verified.buckets]
+    examples = list_padded_examples(model, verified, seen)
     mixes = [[replace(example, weight=1.0)] for example in examples] if plan_per_bucket else [examples]
     return [tune(model, examples=mix, **options).decision for mix in mixes]
+
+
+def list_padded_examples(
+    model: Callable[..., Any], verified: VerifiedPadding, seen: Mapping[int, float]
+) -> list[Example]:
+    """Return padded inputs for each bucket, with the weight of all its sizes."""
+    padder = Padder(model, verified.padding)
+    return [_typical(padder, verified, seen, bucket) for bucket in verified.buckets]
 
 
 def select_covered_sizes(seen: Mapping[int, float], padding: Padding) -> dict[int, float]:

@@ -13,7 +13,7 @@ import torch
 from torchwise.compile.signature import is_plain, plain_key
 from torchwise.errors import BaselineError, InputError, InternalError, format_error, is_count
 from torchwise.keywords import checked_keywords
-from torchwise.runtime.bucketing.padding import Padder, Padding, tensors_by_path
+from torchwise.runtime.bucketing.padding import Carrier, Padder, Padding, tensors_by_path
 from torchwise.verify import is_stochastic, mismatch
 from torchwise.verify.observe import Observation, draws, observe
 from torchwise.verify.reference import as_reference, float64_of, widen
@@ -179,18 +179,26 @@ def _refuse_noise(model: Callable[..., Any], example: Example) -> None:
 
 def _warn_of_one_side(model: Callable[..., Any], padding: Padding, example: Example) -> None:
     """Warn if an input's values all lie on one side of its fill value, except for masks and chosen fill values."""
+    for carrier in list_one_sided(model, padding, example):
+        logger.warning(
+            "torchwise: all values of %s lie on one side of %g, with which it is padded: the verification holds "
+            "for such alone; give an example with values of both signs if others may come, or the fill itself",
+            carrier,
+            carrier.fill,
+        )
+
+
+def list_one_sided(model: Callable[..., Any], padding: Padding, example: Example) -> list[Carrier]:
+    """List the inputs whose values all lie on one side of their fill value, without masks and chosen fill values."""
+    found = []
     for carrier, given in Padder(model, padding).find_inputs(example):
         chosen = {carrier.position, carrier.name} & set(padding.fill)
         if chosen or not given.is_floating_point() or not given.numel():
             continue
         low, high = (bound.item() for bound in given.detach().float().aminmax())
         if low != high and (low > carrier.fill or high < carrier.fill):
-            logger.warning(
-                "torchwise: all values of %s lie on one side of %g, with which it is padded: the verification holds "
-                "for such alone; give an example with values of both signs if others may come, or the fill itself",
-                carrier,
-                carrier.fill,
-            )
+            found.append(carrier)
+    return found
 
 
 def _refuse(found: str | None, model: Callable[..., Any], padding: Padding, size: int, bucket: int) -> None:

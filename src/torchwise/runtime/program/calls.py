@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,11 @@ class Kind:
     calls: int = 0
     seconds: float = 0.0
     events: list[tuple[Any, Any]] = field(default_factory=list)
+
+    @property
+    def training(self) -> bool:
+        """Whether the module was in training mode, which is no matter of gradients."""
+        return bool(self.key[2])
 
     def average_s(self) -> float:
         """Return the mean time of a call, or on a GPU the median time between two events around a call."""
@@ -118,6 +123,23 @@ class Calls:
             self.unlike,
             notes=tuple(self.notes),
         )
+
+
+def merge_calls(several: Sequence[Calls]) -> Calls:
+    """Return the calls of several modules as those of the first, for modules that one plan fits."""
+    first, *others = several
+    if not others:
+        return first
+    merged = replace(first, kinds={key: replace(kind, events=[*kind.events]) for key, kind in first.kinds.items()})
+    for one in others:
+        merged.others, merged.others_s = merged.others + one.others, merged.others_s + one.others_s
+        merged.unlike += one.unlike
+        for key, kind in one.kinds.items():
+            into = merged.kinds.setdefault(key, replace(kind, calls=0, seconds=0.0, events=[]))
+            into.calls, into.seconds = into.calls + kind.calls, into.seconds + kind.seconds
+            into.events += kind.events
+            into.example = into.example or kind.example
+    return merged
 
 
 def device_type_of(thing: Any) -> str:

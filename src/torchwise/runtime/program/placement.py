@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 
 from torchwise.records import Decision
+from torchwise.runtime.bucketing import VerifiedPadding
+from torchwise.runtime.bucketing.dispatch import Buckets
 from torchwise.runtime.components.component import Component
 from torchwise.runtime.components.config import CompileConfig
 from torchwise.runtime.components.program import copy_with_shared_dict, place, restore, wrap_in_autocast
+from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.program.recorder import original_of
+from torchwise.runtime.served import Served
+from torchwise.runtime.sizes_dispatch import SizesDispatcher
+from torchwise.runtime.staleness import stale_because
+from torchwise.study.apply_approvals import apply_stored_approvals
+
+logger = logging.getLogger("torchwise")
 
 
 def config_of(autocast: torch.dtype | None, store: str | None = None) -> CompileConfig:
@@ -27,8 +37,24 @@ def workload_of(thing: Any, config: CompileConfig) -> Any:
     return wrap_in_autocast(original, config)
 
 
-def place_decision(thing: Any, name: str, decision: Decision, config: CompileConfig) -> Component | None:
+def place_decision(
+    thing: Any,
+    name: str,
+    decision: Decision,
+    config: CompileConfig,
+    *,
+    others: Decision | None = None,
+    padded: VerifiedPadding | None = None,
+) -> Component | None:
     """Have the plan of a decision answer calls of a module or a recorded function, if it says more than eager.
+
+    Args:
+        thing: the module or function.
+        name: its name in reports.
+        decision: the decision.
+        config: the settings of its component.
+        others: the decision for calls of other sizes, whose plan has dynamic shapes.
+        padded: the rule by which inputs are padded for the plan.
 
     Raises:
         InputError: the class of the module cannot be changed.
@@ -38,13 +64,28 @@ def place_decision(thing: Any, name: str, decision: Decision, config: CompileCon
     original = original_of(thing)
     if original is thing and isinstance(thing, torch.nn.Module):
         original = copy_with_shared_dict(thing)
+    config = config.changed(training=decision.workload.mode == "training")
     component = Component(name, original, config, find=lambda *_: decision)
     component.seek()
+    if padded is not None:
+        component.extend(lambda served: Buckets(served.original, [served.decision], padded))
+    elif others is not None and others.plan.shapes == "dynamic":
+        component.extend(lambda served: _answer_other_sizes(served, others, config))
     if isinstance(thing, torch.nn.Module):
         place(thing, component)
     else:
         thing.placed = component
     return component
+
+
+def _answer_other_sizes(served: Served, others: Decision, config: CompileConfig) -> Served:
+    """Return what answers by a second plan the calls whose sizes the first plan was not verified on."""
+    if (stale := stale_because(served.original, others)) is not None:
+        logger.warning("torchwise: calls of other sizes run as written, as the decision for them is stale: %s", stale)
+        return served
+    effective = apply_stored_approvals(others, config.store)
+    refused = Fallback(FallbackReason.PLAN_REFUSED, effective.refusal) if effective.refusal else None
+    return SizesDispatcher(served.original, served.decision, effective.decision, served.refusal, refused)
 
 
 def take_away(thing: Any, component: Component) -> None:

@@ -22,6 +22,10 @@ from torchwise.runtime.staleness import stale_because
 logger = logging.getLogger("torchwise")
 
 
+OTHER_SIZES = "/other-sizes"
+"""Ends the name in the store of the decision for the sizes that a module's plan does not answer."""
+
+
 def name_of(thing: Any) -> str:
     """Return the name of a module's class, or of a function."""
     original = original_of(thing)
@@ -78,6 +82,11 @@ class StoredPlans:
     def _forget(self, key: int, _reference: object) -> None:
         self._seen.pop(key, None)
 
+    def _find_others(self, name: str, decision: Decision) -> Decision | None:
+        """Return the decision for other sizes that was made with a decision, if there is one."""
+        others = self._decisions.get(name + OTHER_SIZES, ())
+        return next((one for one in others if one.structure == decision.structure), None)
+
     def _place(self, thing: Any, name: str, decisions: list[Decision]) -> Component | None:
         try:
             config = config_of(autocast_dtype(thing), self._store)
@@ -85,7 +94,8 @@ class StoredPlans:
             reasons = []
             for decision in decisions:
                 if (stale := stale_because(workload, decision)) is None:
-                    component = place_decision(thing, name, decision, config)
+                    others = self._find_others(name, decision)
+                    component = place_decision(thing, name, decision, config, others=others)
                     if component is None:
                         self.notes[explain_eager(name, decision)] = None
                     else:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar, Unpack
 
@@ -12,40 +13,56 @@ import torch
 
 from torchwise.errors import InputError, TorchwiseError
 from torchwise.keywords import checked_keywords
+from torchwise.plan import Numerics
 from torchwise.plan.workload_spec import DEFAULT_CALLS, LIVE, TuneKeywords, TuneOptions
+from torchwise.records import Decision
 from torchwise.records import format as show
 from torchwise.records.codec import to_builtins
 from torchwise.records.recording import RecordedModule, Recording
 from torchwise.report.recording import recording_document
 from torchwise.runtime.api import Study, make_request, search
+from torchwise.runtime.bucketing.bucketed import DYNAMIC
 from torchwise.runtime.components.component import Component
 from torchwise.runtime.components.program import is_component
 from torchwise.runtime.monitored import Monitored
-from torchwise.runtime.program.calls import Calls, Kind
+from torchwise.runtime.program.calls import Calls, merge_calls
 from torchwise.runtime.program.placement import config_of, place_decision, take_away, workload_of
-from torchwise.runtime.program.recorder import CallRecorder, list_examples
-from torchwise.runtime.program.stored import target_of
+from torchwise.runtime.program.recorder import CallRecorder, original_of
+from torchwise.runtime.program.sizes import SizeMix, choose_mix, select_alike
+from torchwise.runtime.program.stored import OTHER_SIZES, target_of
 from torchwise.runtime.served import unwrap
 from torchwise.study import Request
+from torchwise.workload import Example
+from torchwise.workload.identity import structure
 
 T = TypeVar("T")
 
 MIN_SHARE = 0.03
 """Minimum share of the time of all modules for a module to be tuned."""
 MAX_TUNED = 8
-MAX_EXAMPLES = 4
-"""Maximum kinds of inputs that a module is tuned for: those with the most time."""
 MIN_BUDGET_S = 5.0
+OF_ALL_SIZES = {"plans": DYNAMIC, "sizes": "varying"}
+"""The options of a search for one plan that answers every size: it is verified at sizes that nobody gave."""
 
 
 @dataclass(slots=True)
 class TunedModule:
-    """A recorded module, and the result of its search, if there was one."""
+    """A recorded module, and the result of its search, if there was one.
+
+    Attributes:
+        alike: other modules of the same structure, such as further blocks of a model, which get the same plan.
+    """
 
     calls: Calls
     record: RecordedModule
     study: Study | None = None
     component: Component | None = None
+    alike: list[TunedModule] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """The time of all calls of the module, and of those that are like it."""
+        return self.record.seconds + sum(one.record.seconds for one in self.alike)
 
 
 class TunedProgram:
@@ -215,14 +232,14 @@ def tune_recorded(
     recording = recorder.to_record(program)
     records = {record.name: record for record in recording.modules}
     modules = [TunedModule(calls, records[calls.name]) for calls in recorder.ranked()]
-    chosen = select(modules, recording)
+    chosen = select(group_alike(modules), recording)
     calls = options.get("calls", calls)
     scale = 1.0 if calls is None or not chosen else calls / chosen[0].record.calls
     scale *= options.get("restarts", 1) if calls is None else 1
     end = None if options.get("budget") is None else time.monotonic() + float(options["budget"] or 0)
     for number, module in enumerate(chosen):
-        left_s = sum(one.record.seconds for one in chosen[number:])
-        budget = None if end is None else (end - time.monotonic()) * module.record.seconds / left_s
+        left_s = sum(one.seconds for one in chosen[number:])
+        budget = None if end is None else (end - time.monotonic()) * module.seconds / left_s
         if budget is not None and budget < MIN_BUDGET_S and number:
             _note(module, "the budget ended before it could be tuned")
             continue
@@ -245,10 +262,34 @@ def select(modules: Sequence[TunedModule], recording: Recording) -> list[TunedMo
     return chosen
 
 
+def group_alike(modules: Sequence[TunedModule]) -> list[TunedModule]:
+    """Return the modules without those that are like an earlier one, which holds them from now on.
+
+    The blocks of a model are one another's like, if the program calls them one by one. The group with the most time is
+    first.
+    """
+    counts = Counter(_class_of(module) for module in modules)
+    leaders: dict[Hashable, TunedModule] = {}
+    for module in modules:
+        key = _class_of(module)
+        if counts[key] > 1 and isinstance(live := module.calls.live, torch.nn.Module) and not is_component(live):
+            key = (key, structure(original_of(live)))
+        else:
+            key = id(module)
+        leader = leaders.setdefault(key, module)
+        if leader is not module:
+            leader.alike.append(module)
+    return sorted(leaders.values(), key=lambda module: module.seconds, reverse=True)
+
+
+def _class_of(module: TunedModule) -> Hashable:
+    return module.calls.qualname, module.calls.parameters
+
+
 def _reason_against(module: TunedModule, recording: Recording, chosen: Sequence[TunedModule]) -> str | None:
     """Return why a module is not tuned, or None. It is empty for one that takes too little time to be mentioned."""
     live = module.calls.live
-    if module.record.seconds < MIN_SHARE * sum(one.seconds for one in recording.modules):
+    if module.seconds < MIN_SHARE * sum(one.seconds for one in recording.modules):
         return ""
     if live is None:
         return "it was deleted before it could be tuned"
@@ -269,47 +310,61 @@ def _contains(outer: Any, inner: Any) -> bool:
 
 
 def _tune(module: TunedModule, program: str, options: TuneKeywords, scale: float, *, places: bool) -> None:
-    calls = module.calls
-    kinds, ignored = choose_kinds(calls)
-    if ignored:
-        _note(module, ignored)
-    examples = list_examples(kinds, [kind.calls for kind in kinds])
-    expected = max(round(scale * sum(map(calls.count_of, kinds))), 1)
-    tune_options, store, progress = _split({**options, "calls": expected, "mode": kinds[0].mode})
-    config = config_of(kinds[0].autocast, store)
-    workload = workload_of(calls.live, config)
-    name = target_of(program, calls.live)
-    request, sent = make_request(workload, None, None, examples, tune_options, name)
-    module.study = study = search(request, sent, store, progress=progress)
-    decision = study.decision
-    if places:
-        module.component = place_decision(calls.live, module.record.name, decision, config)
-    if decision.plan.is_eager:
-        _note(module, decision.reason)
-    module.record = replace(
-        module.record,
-        plan=str(decision.plan),
-        speedup=decision.speedup,
-        answer=decision.answer,
-        expected_calls=expected,
-        net_saving_s=decision.saved_s,
-    )
+    calls = merge_calls([module.calls, *(one.calls for one in module.alike)])
+    live, store = module.calls.live, options.get("store")
+    config = config_of(select_alike(calls)[0][0].autocast, store)
+    workload = workload_of(live, config)
+    mix = choose_mix(calls, workload, pads=places)
+    expected = max(round(scale * mix.calls), 1)
+    options = {**options, "calls": expected, "mode": mix.kinds[0].mode}
+    searches = _Searches(workload, options, mix.list_examples(workload))
+    module.study, others = searches.run_all(target_of(program, live), mix)
+    decision = module.study.decision
+    for one in (module, *module.alike):
+        if places and (thing := one.calls.live) is not None:
+            one.component = place_decision(thing, one.record.name, decision, config, others=others, padded=mix.padded)
+        one.record = replace(
+            one.record,
+            plan=str(decision.plan),
+            speedup=decision.speedup,
+            answer=decision.answer,
+            expected_calls=expected,
+        )
+    module.record = replace(module.record, net_saving_s=decision.saved_s)
+    reason = decision.reason if decision.plan.is_eager else ""
+    for note in filter(None, (mix.note, mix.describe(decision, others), reason)):
+        _note(module, note)
+    for one in module.alike:
+        _note(one, f"it is like {module.record.name}, and has the same plan")
 
 
-def choose_kinds(calls: Calls) -> tuple[list[Kind], str]:
-    """Return the kinds of calls to tune for, which agree in mode and autocast, and a note about the others, if any."""
-    ranked = [kind for kind in sorted(calls.kinds.values(), key=calls.seconds_of, reverse=True) if kind.example]
-    first = ranked[0]
-    alike = [kind for kind in ranked if (kind.mode, kind.autocast) == (first.mode, first.autocast)]
-    chosen = alike[:MAX_EXAMPLES]
-    left_out = [kind for kind in calls.kinds.values() if kind not in chosen]
-    if not left_out:
-        return chosen, ""
-    share = show.percent(max(1 - sum(map(calls.seconds_of, chosen)) / calls.seconds, 0.0))
-    return chosen, (
-        f"{show.pluralize(len(left_out), 'further kind')} of inputs, {share} of its time, run as "
-        f"written, such as {left_out[0].text}: pad them to fewer sizes, or use torchwise.bucketing"
-    )
+class _Searches:
+    """Searches for plans of one module, all on the same inputs and within one budget."""
+
+    def __init__(self, workload: Any, options: TuneKeywords, examples: tuple[Example, ...]) -> None:
+        self._workload, self._options, self._examples = workload, options, examples
+        budget = options.get("budget")
+        self._end = None if budget is None else time.monotonic() + budget
+
+    def run_all(self, name: str, mix: SizeMix) -> tuple[Study, Decision | None]:
+        """Return the study for the sizes of a mix, and the decision for all others, if there is one."""
+        may_be_dynamic = self._options.get("plans") is None and self._allowed is not Numerics.EXACT
+        if mix.is_dynamic and may_be_dynamic:
+            return self._run(name, **OF_ALL_SIZES), None
+        study = self._run(name)
+        if not mix.needs_others(study.decision) or not may_be_dynamic:
+            return study, None
+        left = {} if self._end is None else {"budget": max(self._end - time.monotonic(), MIN_BUDGET_S)}
+        return study, self._run(name + OTHER_SIZES, **OF_ALL_SIZES, **left).decision
+
+    @property
+    def _allowed(self) -> Numerics:
+        return Numerics.of(self._options.get("allow", Numerics.SAME_PRECISION))
+
+    def _run(self, name: str, **changed: Any) -> Study:
+        options, store, progress = _split({**self._options, **changed})  # type: ignore[typeddict-item]
+        request, sent = make_request(self._workload, None, None, self._examples, options, name)
+        return search(request, sent, store, progress=progress)
 
 
 def _split(options: TuneKeywords) -> tuple[TuneOptions, str | None, bool]:
