@@ -24,6 +24,8 @@ ONLY_READ = {
     "ray start": "stays, for whoever comes next; tests/unit/test_cluster_ray.py starts a cluster of its own",
     "sudo": "is the administrator's",
     "python service.py": "is the reader's own program",
+    "TORCHWISE_DEBUG=": "searches for minutes; tested by tests/unit/test_debug_logs.py",
+    "TORCHWISE_PLUGINS=": "searches for minutes; tested by tests/unit/test_plug_ins.py",
     "torchwise check": "needs a lock file; run by tests/unit/test_lock_command.py",
     "torchwise lock": "needs a decided target; run by tests/unit/test_lock_command.py",
     "torchwise analyze": "compiles and times for a minute; run by tests/unit/test_analyze_command.py",

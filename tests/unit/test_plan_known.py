@@ -15,7 +15,7 @@ import torch
 
 from store_samples import a_decision, a_study
 from torchwise.errors import InputError, PlanError, StorageError
-from torchwise.plan import CHOICES, Choice, Numerics, Plan, choice, known_names, register
+from torchwise.plan import CHOICES, Choice, Numerics, Plan, known_names, plug_ins, register
 from torchwise.plan.choice import list_values
 from torchwise.plan.known_names import check_known
 from torchwise.records import Decision, Study, Trial, codec
@@ -31,7 +31,7 @@ def text(**fields: Any) -> str:
     ("fields", "said"),
     [
         ({"backend": "inducter"}, "backend has 'inducter', but there are eager, inductor; did you mean inductor?"),
-        ({"backend": "tensorrt"}, "backend has 'tensorrt', but .* or describe it with torchwise.plan.register"),
+        ({"backend": "tensorrt"}, "backend has 'tensorrt', but .* or register it in a package with an entry"),
         ({"transforms": ["complex_to_reel"]}, "transforms has 'complex_to_reel', .*did you mean complex_to_real?"),
         (
             {"backend": "inductor", "transforms": ["isolate_rnn", "isolate_rnn"]},
@@ -129,7 +129,7 @@ def plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
     kept = dict(CHOICES)
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
-    choice._list_plug_ins.cache_clear()
+    plug_ins._list_plug_ins.cache_clear()
     yield
     CHOICES.clear()
     CHOICES.update(kept)
@@ -181,7 +181,7 @@ def test_a_plug_in_may_build_plans_of_its_own_values_before_it_registers_them(
 
     kept = dict(CHOICES)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: [Entry()])
-    choice._list_plug_ins.cache_clear()
+    plug_ins._list_plug_ins.cache_clear()
     try:
         assert Plan(precision="theirs").precision == "theirs"
         assert len(calls) == 1
@@ -189,7 +189,7 @@ def test_a_plug_in_may_build_plans_of_its_own_values_before_it_registers_them(
     finally:
         CHOICES.clear()
         CHOICES.update(kept)
-        choice._list_plug_ins.cache_clear()
+        plug_ins._list_plug_ins.cache_clear()
 
 
 def test_the_rules_of_a_plug_in_hold_for_the_first_plan_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,11 +205,11 @@ def test_the_rules_of_a_plug_in_hold_for_the_first_plan_that_is_read(monkeypatch
 
     kept = dict(CHOICES)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: [Entry()])
-    choice._list_plug_ins.cache_clear()
+    plug_ins._list_plug_ins.cache_clear()
     try:
         with pytest.raises(PlanError, match="theirs is never right"):
             Plan.from_json(text(backend="theirs"))
     finally:
         CHOICES.clear()
         CHOICES.update(kept)
-        choice._list_plug_ins.cache_clear()
+        plug_ins._list_plug_ins.cache_clear()

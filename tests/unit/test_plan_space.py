@@ -390,7 +390,7 @@ def test_a_value_that_nobody_registered_has_no_legality(plan: Plan, message: str
         with pytest.raises(PlanError) as error:
             question(plan)
         assert str(error.value).startswith(message)
-        assert str(error.value).endswith("or describe it with torchwise.plan.register")
+        assert str(error.value).endswith("in a file that TORCHWISE_PLUGINS names")
 
 
 def test_what_is_known_of_a_field_is_named() -> None:

@@ -100,6 +100,10 @@ def main(run: Callable[[], None] | None = None) -> None:
             from torchwise._torch.debug_logs import read_presets
 
             read_presets()
+        if os.environ.get("TORCHWISE_PLUGINS"):
+            from torchwise.plan.plug_ins import check_named
+
+            check_named()
         (run or app)()
     except TorchwiseError as error:
         typer.echo(f"torchwise: {error}", err=True)

@@ -9,12 +9,25 @@ from torchwise.former_packages import load_attributes
 
 if TYPE_CHECKING:
     from torchwise.plan.choice import CHOICES, Choice, Stage, register
+    from torchwise.plan.kernels import register_kernel
     from torchwise.plan.numerics import Numerics
     from torchwise.plan.plan import EAGER, Plan, check_is_plan
     from torchwise.plan.space import PlanSpace
     from torchwise.plan.trait import Trait
 
-__all__ = ["CHOICES", "EAGER", "Choice", "Numerics", "Plan", "PlanSpace", "Stage", "Trait", "check_is_plan", "register"]
+__all__ = [
+    "CHOICES",
+    "EAGER",
+    "Choice",
+    "Numerics",
+    "Plan",
+    "PlanSpace",
+    "Stage",
+    "Trait",
+    "check_is_plan",
+    "register",
+    "register_kernel",
+]
 
 __getattr__ = load_attributes(
     __name__,
@@ -23,6 +36,7 @@ __getattr__ = load_attributes(
         "Choice": "choice",
         "Stage": "choice",
         "register": "choice",
+        "register_kernel": "kernels",
         "Numerics": "numerics",
         "EAGER": "plan",
         "Plan": "plan",

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
-import logging
 import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torchwise.former_names import renamed_fields
 from torchwise.plan.effort import EffortName
 from torchwise.plan.numerics import Numerics
+from torchwise.plan.plug_ins import load_plug_ins
 from torchwise.plan.trait import Trait, check_trait
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ choice saves memory alone.
 
 Code = str | Callable[..., Any]
 """A function, or the place of one as "module:function", which is imported when it is needed, as it may need torch."""
-
-logger = logging.getLogger("torchwise")
 
 
 class Stage(StrEnum):
@@ -155,8 +152,8 @@ CHOICES: dict[tuple[str, Any], Choice] = {}
 def register(*choices: Choice) -> None:
     """Add choices to the space. The last one registered under a key holds.
 
-    A plug-in may call it too, from a function that an entry point of the group "torchwise.choices" names. Then every
-    process knows its choices, and reads plans that hold them.
+    A plug-in may call it too, from a function that an entry point of the group "torchwise.choices" names, or from a
+    file that `TORCHWISE_PLUGINS` names. Then every process knows its choices, and reads plans that hold them.
     """
     CHOICES.update({choice.key: choice for choice in choices})
 
@@ -164,7 +161,7 @@ def register(*choices: Choice) -> None:
 def load_choices() -> dict[tuple[str, Any], Choice]:
     """Import every file in `choices/`, each of which registers its own, call plug-ins, and return all choices."""
     load_own_choices()
-    _load_plug_ins()
+    load_plug_ins()
     return CHOICES
 
 
@@ -175,22 +172,6 @@ def load_own_choices() -> None:
 
     for module in pkgutil.iter_modules(choices.__path__):
         importlib.import_module(f"{choices.__name__}.{module.name}")
-
-
-def _load_plug_ins() -> None:
-    plug_ins = _list_plug_ins()
-    while plug_ins:
-        entry = plug_ins.pop(0)
-        try:
-            entry.load()()
-        except Exception as error:  # a plug-in may raise anything, and plans without it must be read all the same
-            logger.warning("torchwise: the plug-in %s registers no choices (%r)", entry.value, error)
-
-
-@functools.cache
-def _list_plug_ins() -> list[importlib.metadata.EntryPoint]:
-    """List the plug-ins. They are taken from the list before they are called, as one may build plans itself."""
-    return list(importlib.metadata.entry_points(group="torchwise.choices"))
 
 
 def list_values(field: str) -> tuple[Any, ...]:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from torchwise.errors import PlanError, did_you_mean
 from torchwise.plan.choice import list_values
+from torchwise.plan.plug_ins import WAY_OUT
 
 if TYPE_CHECKING:
     from torchwise.plan.plan import Plan
 
 MAX_COUNT = 2**16
 """Threads, or microbatches: no machine has as many cores, and no batch is cut so small."""
-_WAY_OUT = "or describe it with torchwise.plan.register"
 
 
 def check_known(plan: Plan) -> None:
@@ -52,14 +52,14 @@ def _option_problems(options: dict[str, Any]) -> Iterator[str]:
     for name, value in options.items():
         if name not in kinds and not is_option(name):
             near = did_you_mean(name, [*kinds, *list_declared_options()])
-            yield f"options has {name!r}, but Inductor has no such option{near or f': leave it out, {_WAY_OUT}'}"
+            yield f"options has {name!r}, but Inductor has no such option{near or f': leave it out, {WAY_OUT}'}"
         if name in kinds and type(value) is not kinds[name]:
             kind = {bool: "true or false", int: "a whole number"}.get(kinds[name], "text")
             yield f"option {name} is {value!r}, but must be {kind}"
 
 
 def _unknown(field: str, name: str, known: Iterable[str]) -> str:
-    near = did_you_mean(name, known) or f", {_WAY_OUT}"
+    near = did_you_mean(name, known) or f", {WAY_OUT}"
     return f"{field} has {name!r}, but there are {', '.join(known)}{near}"
 
 

@@ -12,6 +12,7 @@ from torchwise.plan.choice import ANY, Choice, load_choices
 from torchwise.plan.effort import check_effort, is_at_least
 from torchwise.plan.numerics import Numerics
 from torchwise.plan.plan import EAGER, Plan
+from torchwise.plan.plug_ins import WAY_OUT
 from torchwise.plan.rules import iter_changes
 from torchwise.plan.trait import Trait
 
@@ -114,7 +115,7 @@ def _find_choice(field: str, value: Any) -> Choice:
         instead = f"use one of {', '.join(described)}" if described else "leave it out"
         raise PlanError(
             f"{field} is {value!r}, which no choice of this version describes, so that nothing is known of what it may "
-            f"change: {instead}, or describe it with torchwise.plan.register"
+            f"change: {instead}, {WAY_OUT}"
         )
     return choice
 
