@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import multiprocessing
 import os
@@ -12,7 +13,7 @@ import sys
 import threading
 import time
 import types
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import pytest
 import torch
 
 from brief import BRIEF
+from torchwise._torch import inductor
 from torchwise.compile.uncompiled_reason import no_effect
 from torchwise.errors import BaselineError, GraphBreakError, TargetError, UnsupportedError, WorkloadError
 from torchwise.measure import device_lock
@@ -290,6 +292,26 @@ def test_the_parent_needs_no_torch_and_no_guard_around_main(tmp_path: Path) -> N
     assert done.stdout.count("script runs") == 1, done.stderr
     assert "FusionDemo" in done.stdout
     assert done.stdout.rstrip().endswith("False")
+
+
+@dataclass(frozen=True)
+class Look:
+    """A worker's assignment: look at what its server left it."""
+
+    task: str = f"{__name__}:describe_collector"
+
+    def variables(self) -> dict[str, Any]:
+        return {}
+
+
+def describe_collector(_job: Look, _stage: Any) -> str:
+    is_loaded = inductor.COMPILER_MODULE in sys.modules
+    return f"compiler loaded {is_loaded}, left out {gc.get_freeze_count() > 100_000}, collects {gc.isenabled()}"
+
+
+def test_workers_collect_garbage_but_walk_through_nothing_that_their_server_loaded(launcher: ProcessLauncher) -> None:
+    found = launcher.run(Look(), Limits(60, 8 * GIB), lambda stage: None)
+    assert found == '"compiler loaded True, left out True, collects True"'
 
 
 def test_workers_die_with_their_parent(tmp_path: Path) -> None:

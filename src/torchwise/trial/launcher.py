@@ -27,17 +27,14 @@ from typing import Protocol
 
 import psutil
 
-from torchwise._torch import debug_logs, inductor
+from torchwise._torch import debug_logs
 from torchwise._torch.cpu_isa_cache import TimedCheck
 from torchwise.records import Failure, FailureKind, WorkerStage, codec
 from torchwise.records.trial import WAITING
 from torchwise.trial import worker
 from torchwise.trial.worker import Assignment, MessageKind, UserError
 
-PRELOAD = [
-    *("torch", inductor.COMPILER_MODULE, "torchwise.trial.experiment", "torchwise.trial.inspection"),
-    "torchwise.trial.server",  # comes last
-]
+PRELOAD = ["torchwise.trial.server"]
 SERVER_VARIABLES = {
     # Importing Inductor checks for a GPU. In torch 2.11 that alone initialises the driver, after which no fork of the
     # server can use CUDA. With this variable, PyTorch checks by NVML instead.

@@ -1,13 +1,37 @@
-"""The last import of the workers' server: from here on it may hear of Ctrl-C, which Python's own server then ignores.
+"""The import of the workers' server: it loads what every worker needs, and from then on may hear of Ctrl-C.
 
-`launcher` starts it with that signal blocked: while PyTorch is imported it would print a traceback to the terminal.
+Python's own server would ignore Ctrl-C later, and `launcher` starts it with that signal blocked: while PyTorch is
+imported it would print a traceback to the terminal.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
 import signal
 
+from torchwise._torch import inductor
+
+NEEDED = ("torch", inductor.COMPILER_MODULE, "torchwise.trial.experiment", "torchwise.trial.inspection")
+
+
+def load_needed() -> None:
+    """Import what every worker needs, and leave it out of collections of garbage.
+
+    None of it ever becomes garbage. Collections would go through it again and again, here for a quarter of the time,
+    and in each worker, which would also have to copy the memory that it shares with the server.
+    """
+    gc.disable()
+    for name in NEEDED:
+        with contextlib.suppress(ImportError):  # the worker that needs it raises it again
+            importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
+
+
 if signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()):  # nowhere but in the server
+    load_needed()
     # A signal that came meanwhile was for the parent, which has ended by now.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
