@@ -530,8 +530,7 @@ def test_a_budget_holds_for_all_searches_and_for_the_code_of_their_plans(tmp_pat
     assert searched.asked == [("quick", pytest.approx(40.0))], "30 s were spent, and a third is for the code"
     assert [limit for limit in workers.limits_s if limit <= 20] == workers.limits_s
     assert searched.clock[0] <= 1060.0
-    assert [news.kind for news in told][-1] == "stays"
-    assert told[-1].text == "the budget of 90 s is spent"
+    assert (told[-1].kind, told[-1].text) == ("left", "the budget of 90 s is spent")
 
 
 def test_an_early_search_leaves_time_for_the_thorough_one(tmp_path: Path, searched: Searched) -> None:

@@ -74,21 +74,26 @@ class Price:
     Attributes:
         limit_s: returns the seconds that they may take before the plan stops.
         told: called with the seconds of each.
-        spent_s: the seconds since the last quiet hour.
+        clock: monotonic seconds.
+        spent_s: the seconds since the last hour without any.
     """
 
     limit_s: Callable[[], float] = lambda: math.inf
     told: Callable[[float], None] = lambda _: None
+    clock: Callable[[], float] = time.monotonic
     spent_s: float = 0.0
+    _last: float = -math.inf
 
     @property
     def is_too_high(self) -> bool:
         """Whether they took longer than they may."""
-        return self.spent_s > self.limit_s()
+        return self.spent_s > self.limit_s() and self.clock() - self._last < MAX_WAIT_S
 
     def pay(self, seconds: float) -> None:
         """Count one more compilation."""
-        self.spent_s += seconds
+        now = self.clock()
+        self.spent_s = seconds + (self.spent_s if now - self._last < MAX_WAIT_S else 0.0)
+        self._last = now
         self.told(seconds)
 
 
@@ -177,7 +182,6 @@ class Recompiles:
         now = self._clock()
         if now - self._last >= MAX_WAIT_S:
             self._lately, self._wait_s, self._next = 0, FIRST_WAIT_S, None
-            self.price.spent_s = 0.0
         most = dynamo.get_recompile_limit() if self._most is None else self._most
         if self._lately < most and not self.price.is_too_high:
             is_permitted = True

@@ -72,7 +72,7 @@ def search(order: Order, folder: Path, launcher: Launcher, tell: Tell) -> None:
     for tier, effort in enumerate(order.efforts):
         is_last = effort == order.efforts[-1]
         if budget.left_s <= 0:
-            tell(Message("stays", f"the budget of {order.request.budget_s:.0f} s is spent"))
+            tell(Message("left", f"the budget of {order.request.budget_s:.0f} s is spent"))
             return
         tell(Message("searching", f"effort {effort}"))
         request = replace(
