@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -80,7 +81,30 @@ def make_buffered() -> Any:
 PLACES = {make_keeping: ".keys", make_remembering: "seen", make_buffered: "seen"}
 
 
-def settle(factory: Any, shapes: Any) -> None:
+class Selecting(nn.Module):
+    """Works on the rows that its values select."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x[x[:, 0] > 0]
+        return torch.tanh(rows).sum(0) * len(rows)
+
+
+def draw(seed: int, most: int = 100) -> tuple[Example, ...]:
+    """Draw inputs of which as many rows are selected as the seed says."""
+    x = -torch.ones(100, 4)
+    x[: seed % most + 1] = 1.0
+    return (Example((x,)),)
+
+
+def make_selection() -> Workload:
+    return Workload(Selecting().eval(), draw(0), reseed=draw)
+
+
+def make_selection_of_few() -> Workload:
+    return Workload(Selecting().eval(), draw(0), reseed=partial(draw, most=2))
+
+
+def settle(factory: Any, shapes: Any) -> float:
     job = Job(
         "try",
         WorkloadSpec(f"{__file__}:{factory.__name__}", device="cpu"),
@@ -92,6 +116,7 @@ def settle(factory: Any, shapes: Any) -> None:
     tried.build()
     tried.first_calls()
     tried.check_that_it_settles()
+    return tried.compile_for_other_values()
 
 
 @pytest.mark.parametrize("factory", PLACES)
@@ -105,6 +130,24 @@ def test_a_static_plan_names_what_grows_and_the_way_out(factory: Any) -> None:
 @pytest.mark.parametrize("factory", PLACES)
 def test_a_dynamic_plan_settles(factory: Any) -> None:
     settle(factory, "dynamic")
+
+
+def test_a_static_plan_that_compiles_for_every_number_of_rows_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"5 calls on other values took .* to compile again") as raised:
+        settle(make_selection, "static")
+    assert "use masks over static sizes, or shapes='dynamic'" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("factory", "shapes"),
+    [(make_selection, "dynamic"), (make_selection_of_few, "static"), (make_selection_of_few, "dynamic")],
+)
+def test_compilations_for_other_values_have_their_price_if_they_end(factory: Any, shapes: str) -> None:
+    assert settle(factory, shapes) > 0
+
+
+def test_values_that_need_no_other_code_cost_nothing() -> None:
+    assert settle(make_remembering, "dynamic") == 0
 
 
 class Window(nn.Module):

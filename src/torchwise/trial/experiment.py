@@ -7,12 +7,13 @@ are the worker's tasks of a trial of a plan.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from torchwise._torch.dynamo import count_compiled_graphs
+from torchwise._torch.dynamo import count_compiled_graphs, count_graph_breaks
 from torchwise.compile import Backend, compile_plan
 from torchwise.compile.uncompiled_reason import why_uncompiled
 from torchwise.errors import StalePlanError, UnsupportedError
@@ -23,7 +24,7 @@ from torchwise.trial.error_origin import run_checks
 from torchwise.trial.harness import Calls, Harness
 from torchwise.trial.job import Attempt, Job, Restart
 from torchwise.verify import StepSubject, Subject, verify, verify_step
-from torchwise.verify.observe import Observation, draws
+from torchwise.verify.observe import Observation, draws, further
 from torchwise.verify.spot_check import FirstAnswer, check_retained_outputs, very_first
 from torchwise.verify.step import check_retained_loss
 from torchwise.verify.step_runner import StepRunner
@@ -276,6 +277,7 @@ def attempt(job: Job, stage: Callable[[str], None], backend: Backend | None = No
         trial.build()
         cold = trial.first_calls()
         trial.check_that_it_settles()
+        cold += trial.compile_for_other_values()
         stage(WorkerStage.VERIFY)
         verdict = trial.verify(stage)
         if verdict.outcome is not Outcome.PASS:
@@ -350,6 +352,32 @@ class PlanExperiment(Experiment):
             )
         named = _list_few(changed) or "its inputs"
         raise UnsupportedError(f"every call compiles again, for each changes what the code depends on: {named}")
+
+    def compile_for_other_values(self) -> float:
+        """Call on other values until a call compiles nothing, and return the seconds of those that did.
+
+        After a graph break, sizes and branches inside a call may depend on values. A program would wait for this code.
+
+        Raises:
+            UnsupportedError: the calls go on compiling.
+        """
+        if not self._is_compiled_here or self.step_runner is not None or not count_graph_breaks():
+            return 0.0
+        workload = self.harness.workload
+        seconds: list[float] = []
+        for example in further(workload, range(1, SETTLED_AFTER + 1)):
+            before, copied = count_compiled_graphs(), example.clone()
+            with kept_state(workload.call, copied.args, copied.kwargs):
+                took = self.harness.own_seconds(functools.partial(self.call, *copied.args, **copied.kwargs))
+            if count_compiled_graphs() == before:
+                return sum(seconds)
+            seconds.append(took)
+        if len(seconds) < SETTLED_AFTER:  # the model takes no such values
+            return sum(seconds)
+        raise UnsupportedError(
+            f"{len(seconds)} calls on other values took {sum(seconds):.0f} s to compile again, as sizes or branches "
+            "after a graph break depend on values: use masks over static sizes, or shapes='dynamic'"
+        )
 
     def measure(self) -> Measurement:
         """Time the plan against eager, until it can no longer lead."""
