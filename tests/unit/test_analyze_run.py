@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import torchwise
 from analysis_samples import CRASH, HANG, Heard, Workers, an_analysis
 from builders import PASSED, WRONG, a_measurement, a_plan
 from torchwise.diagnose.analyze import AnalyzeRequest, SteadyRun, run_analysis
 from torchwise.diagnose.batches import Scaling
+from torchwise.diagnose.requests import make_spec
 from torchwise.errors import BaselineError, InputError, WorkloadError
 from torchwise.plan import EAGER
 from torchwise.plan.effort import EFFORTS
@@ -21,6 +24,7 @@ from torchwise.records.analysis import Analysis
 from torchwise.records.trial import WAITING
 from torchwise.trial import Job
 from torchwise.trial.job import Attempt
+from torchwise.workload.target import read_workload
 
 SPEC = WorkloadSpec("zoo:tutorial.fusion_demo@small")
 
@@ -198,3 +202,11 @@ def test_another_plan_is_the_one_that_is_tried() -> None:
     quick = Attempt(Costs(0.0), PASSED, a_measurement(1.0))
     assert run(Workers(cold=quick), plan=EAGER).plan == EAGER
     assert run(Workers(), plan=a_plan(mode="max-autotune")).plan == an_analysis(a_plan(mode="max-autotune")).plan
+
+
+def test_a_training_step_is_analyzed_for_training() -> None:
+    model, x = torch.nn.Linear(4, 2), torch.ones(3, 4)
+    step = torchwise.TrainStep(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))
+    of_step, of_model = read_workload(step, (x, torch.ones(3, 2)), None, None), read_workload(model, x, None, None)
+    assert make_spec(step, of_step, None, mode="inference").mode == "training"
+    assert make_spec(model, of_model, None, mode="inference").mode == "inference"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from pathlib import Path
 
@@ -74,6 +75,18 @@ def differences(connection: Connection) -> list[object]:
 def test_the_migrations_lead_to_the_tables_of_the_code(url: str) -> None:
     with open_storage(url) as storage:
         assert storage._database.read(differences) == []
+
+
+@pytest.mark.parametrize("level", [logging.NOTSET, logging.INFO])
+def test_alembic_stays_out_of_the_log_unless_the_user_asked_for_it(
+    level: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alembic = logging.getLogger("alembic")
+    monkeypatch.setattr(alembic, "level", level)
+    with caplog.at_level(logging.INFO):
+        open_storage(str(tmp_path / "s.db")).close()
+    assert bool([record for record in caplog.records if record.name.startswith("alembic")]) is (level != logging.NOTSET)
+    assert alembic.level == level
 
 
 def test_a_migration_that_fails_leaves_nothing_behind(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

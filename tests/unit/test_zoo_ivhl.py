@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 import math
 import string
 from collections import Counter
@@ -148,6 +150,9 @@ def test_the_intensity_is_that_of_the_field() -> None:
     args = inputs("intensity")
     field = ivhl.field_superposition(*args)
     torch.testing.assert_close(ivhl.intensity(*args), field.real**2 + field.imag**2)
+    torch.testing.assert_close(ivhl.compute_intensity(field), ivhl.intensity(*args))
+    vortices = ivhl.vortex_field(*inputs("vortex_field"))
+    torch.testing.assert_close(ivhl.compute_intensity(vortices), vortices.real**2 + vortices.imag**2)
 
 
 def test_two_sources_interfere() -> None:
@@ -260,6 +265,49 @@ def test_open_batches_and_parts_that_share_nothing_are_contracted_too() -> None:
 def test_a_path_that_ends_early_is_refused() -> None:
     with pytest.raises(WorkloadError, match="path has 1 pairs for 3 tensors, but must have one fewer"):
         ivhl.TensorNetwork(((0,), (0, 1), (1,)), (), ((0, 1),))
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("ab,bc->ac", [(2, 3), (3, 4)]),
+        ("ab, bc", [(2, 3), (3, 4)]),
+        ("abc,bd,cde,ef->af", [(2, 3, 4), (3, 5), (4, 5, 2), (2, 3)]),
+        ("zab,zbc,zca->z", [(6, 2, 3), (6, 3, 4), (6, 4, 2)]),
+        ("aab,b->a", [(3, 3, 2), (2,)]),
+        ("aa,bb->", [(3, 3), (2, 2)]),
+        ("abca->cb", [(2, 3, 4, 2)]),
+        ("abc->", [(2, 3, 4)]),
+        ("a,b,c->ab", [(2,), (3,), (4,)]),
+        ("abc,adx->dx", [(2, 3, 4), (2, 5, 2)]),
+    ],
+)
+def test_any_network_is_contracted_as_by_einsum(equation: str, shapes: list[tuple[int, ...]]) -> None:
+    operands = [complex_normal(*shape, seed=seed) for seed, shape in enumerate(shapes)]
+    torch.testing.assert_close(ivhl.contract(equation, *operands), torch.einsum(equation, *operands))
+
+
+def test_a_network_may_have_more_legs_than_there_are_letters() -> None:
+    labels = [chr(0x4E00 + i) for i in range(101)]
+    equation = ",".join(a + b for a, b in itertools.pairwise(labels)) + f"->{labels[0]}{labels[-1]}"
+    matrices = [complex_normal(2, 2, seed=seed) for seed in range(100)]
+    expected = functools.reduce(torch.matmul, matrices)
+    torch.testing.assert_close(ivhl.contract(equation, *matrices), expected)
+
+
+@pytest.mark.parametrize(
+    ("equation", "message"),
+    [
+        ("ab,bc->ad", "is open, but no tensor has it"),
+        ("ab,ac->bc", "label 'a' has the sizes 2 and 3, but must have one"),
+        ("ab->a", "must have a label for each dimension: the tensors have 2, 2"),
+        ("...b,bc->...c", "has an ellipsis"),
+        ("ab,bc->aac", "has a label twice in its result"),
+    ],
+)
+def test_an_equation_that_does_not_fit_is_refused(equation: str, message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        ivhl.contract(equation, torch.ones(2, 3), torch.ones(3, 4))
 
 
 def test_the_tiling_is_the_hyperbolic_one_of_pentagons_four_at_a_corner() -> None:
@@ -378,6 +426,34 @@ def test_norm_and_field_are_right_to_first_order_in_time() -> None:
     for far, near in zip(coarse, fine, strict=True):
         assert far / near == pytest.approx(2.0, rel=0.05)
     assert drift(0.01, 1)[0] / drift(0.005, 1)[0] == pytest.approx(4.0, rel=0.05)
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3, 4])
+def test_a_plane_wave_is_known_in_any_number_of_dimensions(dimensions: int) -> None:
+    grid, waves = 4, (1, 2, 0, 3)[:dimensions]
+    axes = torch.meshgrid(*[torch.arange(grid, dtype=double)] * dimensions, indexing="ij")
+    phase = sum((2 * math.pi * wave / grid * axis for wave, axis in zip(waves, axes, strict=True)), torch.zeros(()))
+    field = torch.polar(torch.full_like(phase, 1.5), phase)
+    kinetic = sum(1 - math.cos(2 * math.pi * wave / grid) for wave in waves)
+    torch.testing.assert_close(ivhl.laplacian(field, dimensions), -2 * kinetic * field)
+    energy = kinetic * 1.5**2 - 0.5 * 1.5**2 + 0.1 * 1.5**4
+    torch.testing.assert_close(ivhl.condensate_potential(field, dimensions=dimensions), torch.full_like(phase, energy))
+    turned = field * (1 - 0.01j * (kinetic - 0.5 + 0.1 * 1.5**2))
+    torch.testing.assert_close(ivhl.gross_pitaevskii_step(field, dimensions=dimensions), turned)
+    torch.testing.assert_close(ivhl.gross_pitaevskii(field, 1, dimensions), turned)
+    batch = torch.stack((field, 2 * field))
+    assert ivhl.laplacian(batch, dimensions)[0].equal(ivhl.laplacian(field, dimensions)), "each by itself"
+
+
+@pytest.mark.parametrize("name", ["condensate_potential", "gross_pitaevskii_step", "gross_pitaevskii"])
+def test_condensates_are_built_in_other_dimensions(name: str) -> None:
+    build, more = getattr(ivhl, f"build_{name}"), {"steps": 2} if name == "gross_pitaevskii" else {}
+    flat = build(Request(name, "cpu", torch.float32, 0), grid=8, dimensions=2, **more)
+    cube = build(Request(name, "cpu", torch.float32, 0), grid=8, **more)
+    (example,) = flat.examples
+    assert flat.call(*example.args, **example.kwargs).shape == (8, 8)
+    assert flat.roofline.flops < cube.roofline.flops / 8
+    assert flat.roofline.bytes == cube.roofline.bytes / 8
 
 
 def test_many_steps_are_steps_in_a_row() -> None:

@@ -104,8 +104,8 @@ def analyze(
     Everything runs in separate processes. Nothing is compiled in this one, and the model is not changed.
 
     Args:
-        model: an `nn.Module`, a function, a `Workload`, or a target such as "zoo:tutorial.fusion_demo".
-        args: example arguments, a tuple (or one tensor).
+        model: an `nn.Module`, a function, a `TrainStep`, a `Workload`, or a target such as "zoo:tutorial.fusion_demo".
+        args: example arguments, a tuple (or one tensor). For a `TrainStep`, a batch `(inputs, *targets)`.
         kwargs: example keyword arguments.
         examples: several example inputs with weights, in place of `args`.
         plan: a plan or a decision, "eager", a mode of `torch.compile` such as "max-autotune", a plan as JSON, or the id
@@ -113,7 +113,7 @@ def analyze(
         calls: expected calls over the lifetime of the deployment, from which the savings are calculated.
         restarts: process starts over that lifetime.
         effort: "quick", "standard" or "thorough".
-        mode: "inference" or "training" (with a backward pass).
+        mode: "inference" or "training" (with a backward pass). A `TrainStep` is always run for training.
         objective: "latency", or "throughput" to issue calls back to back.
         device: "cpu" or "cuda", by default that of the model and its inputs, or for a target "cuda" if available.
         batches: batch sizes to try the plan on as well, each compiled separately.

@@ -20,7 +20,12 @@ _ID = re.compile(r"[0-9a-f]{12}")
 
 
 def make_spec(model: Any, workload: Workload | None, device: str | None, **options: Any) -> WorkloadSpec:
-    """Return the specification of the run, by default on the live workload's device, or on "cuda" if available."""
+    """Return the specification of the run, by default on the live workload's device, or on "cuda" if available.
+
+    A training step is always run for training.
+    """
+    if workload is not None and workload.step:
+        options = {**options, "mode": "training"}
     device_name = device or (device_of(workload) if workload else default_device())
     return WorkloadSpec(name_of(model), device=device_name, **options)  # type: ignore[arg-type]
 

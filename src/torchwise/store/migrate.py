@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -126,7 +127,21 @@ def _migrate(connection: Connection, revision: str, *, back: bool = False) -> No
     config = Config()
     config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
     config.attributes["connection"] = connection
-    (command.downgrade if back else command.upgrade)(config, revision)
+    with _quiet(logging.getLogger("alembic")):
+        (command.downgrade if back else command.upgrade)(config, revision)
+
+
+@contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    """Keep a library's information out of the user's log, unless the user has set the level of its logger."""
+    if logger.level != logging.NOTSET:
+        yield
+        return
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(logging.NOTSET)
 
 
 @contextmanager

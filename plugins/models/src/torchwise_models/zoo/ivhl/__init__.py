@@ -14,6 +14,7 @@ from torchwise_models.zoo.ivhl.field import (
     build_field_superposition,
     build_intensity,
     build_vortex_field,
+    compute_intensity,
     field_superposition,
     intensity,
     vortex_field,
@@ -26,7 +27,7 @@ from torchwise_models.zoo.ivhl.holography import (
     happy_tiling,
 )
 from torchwise_models.zoo.ivhl.mera import build_mera_layer, mera_layer
-from torchwise_models.zoo.ivhl.network import TensorNetwork, flops_of, greedy_path, steps_of
+from torchwise_models.zoo.ivhl.network import TensorNetwork, contract, flops_of, greedy_path, network_of, steps_of
 from torchwise_models.zoo.ivhl.pachner import build_pachner_moves, pachner_moves
 from torchwise_models.zoo.ivhl.trajectories import TrajectoryStep, build_gru_step
 
@@ -45,7 +46,9 @@ __all__ = [
     "build_pachner_moves",
     "build_tensor_network",
     "build_vortex_field",
+    "compute_intensity",
     "condensate_potential",
+    "contract",
     "entanglement_entropy",
     "field_superposition",
     "flops_of",
@@ -58,6 +61,7 @@ __all__ = [
     "intensity",
     "laplacian",
     "mera_layer",
+    "network_of",
     "pachner_moves",
     "steps_of",
     "vortex_field",

@@ -58,6 +58,11 @@ def field_superposition(
     return waves.sum(dim=-1)
 
 
+def compute_intensity(field: torch.Tensor) -> torch.Tensor:
+    """Return |ψ|² of any field ψ, such as that of `field_superposition` or `vortex_field`: real, of the same shape."""
+    return field.abs().square()
+
+
 def intensity(
     positions: torch.Tensor,
     sources: torch.Tensor,
@@ -69,13 +74,13 @@ def intensity(
 ) -> torch.Tensor:
     """Return |ψ|² of the field that `field_superposition` returns, from the same arguments.
 
-    It is the whole chain from the sources on, and not the square alone. Real numbers go in and come out. So a compiler
-    that fuses the complex arithmetic between them writes no complex number at all.
+    It is the whole chain from the sources on. The square alone is `compute_intensity`. Real numbers go in and come out.
+    So a compiler that fuses the complex arithmetic between them writes no complex number at all.
 
     Returns:
         |ψ|², (G,), real, of the dtype of `positions`.
     """
-    return field_superposition(positions, sources, amplitudes, frequencies, phases, k, t).abs().square()
+    return compute_intensity(field_superposition(positions, sources, amplitudes, frequencies, phases, k, t))
 
 
 def vortex_field(

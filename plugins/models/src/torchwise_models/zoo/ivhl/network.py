@@ -19,7 +19,10 @@ from torch import nn
 from torchwise.errors import WorkloadError
 
 Legs = tuple[int, ...]
-"""The labels of a tensor's dimensions, in order, each at most once. Dimensions of one label are summed together."""
+"""The labels of a tensor's dimensions, in order. Dimensions of one label are summed together.
+
+A label that one tensor has twice stands for its diagonal.
+"""
 
 Path = tuple[tuple[int, int], ...]
 """Which two of the tensors left are contracted next, the smaller position first."""
@@ -37,16 +40,21 @@ class Step:
     @property
     def equation(self) -> str:
         """The step in the notation of `torch.einsum`, which has letters enough for one pair, if not for a network."""
-        letters = dict(zip(dict.fromkeys(self.left + self.right), string.ascii_letters, strict=False))
-        left, right, kept = ("".join(letters[leg] for leg in legs) for legs in (self.left, self.right, self.kept))
-        return f"{left},{right}->{kept}"
+        return write_equation((self.left, self.right), self.kept)
+
+
+def write_equation(legs: Sequence[Legs], kept: Legs) -> str:
+    """Write the contraction of one or two tensors in the notation of `torch.einsum`."""
+    letters = dict(zip(dict.fromkeys(leg for some in legs for leg in some), string.ascii_letters, strict=False))
+    *left, right = ("".join(letters[leg] for leg in some) for some in (*legs, kept))
+    return f"{','.join(left)}->{right}"
 
 
 class TensorNetwork(nn.Module):
     """Contract a network of tensors to one: Σ over all legs but the open ones of the product of all tensors.
 
     It has no parameters: tensors are its inputs, of one dtype, real or complex. A leg may join more than two tensors,
-    and may be open all the same, as a batch's is.
+    and may be open all the same, as a batch's is. It may also end in the tensor where it begins.
 
     Args:
         legs: of each input tensor.
@@ -54,24 +62,77 @@ class TensorNetwork(nn.Module):
         path: how to contract, in one pair fewer than there are tensors.
 
     Raises:
-        WorkloadError: the path does not lead to one tensor.
+        WorkloadError: the path does not lead to one tensor, or no tensor has an open leg.
     """
 
     def __init__(self, legs: Sequence[Legs], open_legs: Legs, path: Path) -> None:
         super().__init__()
-        if len(legs) < 2 or len(path) != len(legs) - 1:
+        if not legs or len(path) != len(legs) - 1:
             raise WorkloadError(
-                f"the path has {len(path)} pairs for {len(legs)} tensors, but must have one fewer than at least two"
+                f"the path has {len(path)} pairs for {len(legs)} tensors, but must have one fewer than at least one"
             )
-        self.steps = tuple((*step.pair, step.equation) for step in steps_of(legs, open_legs, path))
+        if missing := set(open_legs) - {leg for some in legs for leg in some}:
+            raise WorkloadError(f"leg {min(missing)} is open, but no tensor has it")
+        alone = [open_legs] if len(legs) == 1 else [tuple(dict.fromkeys(some)) for some in legs]
+        self.own = tuple(
+            write_equation((some,), kept) if some != kept else "" for some, kept in zip(legs, alone, strict=True)
+        )
+        self.steps = tuple((*step.pair, step.equation) for step in steps_of(alone, open_legs, path))
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         """Map one tensor for each entry of `legs` to the tensor with the open legs."""
-        left = list(tensors)
+        left = [torch.einsum(own, t) if own else t for own, t in zip(self.own, tensors, strict=True)]
         for first, second, equation in self.steps:
             late, early = left.pop(second), left.pop(first)
             left.append(torch.einsum(equation, early, late))
         return left[0]
+
+
+def contract(equation: str, *tensors: torch.Tensor) -> torch.Tensor:
+    """Contract any network along a greedy path. See `network_of` for its equation.
+
+    Raises:
+        WorkloadError: the equation does not fit the tensors.
+    """
+    result: torch.Tensor = network_of(equation, [tuple(tensor.shape) for tensor in tensors])(*tensors)
+    return result
+
+
+def network_of(equation: str, shapes: Sequence[Sequence[int]]) -> TensorNetwork:
+    """Return the network of an equation, with a greedy path for tensors of these shapes.
+
+    Args:
+        equation: in the notation of `torch.einsum`, such as "abc,bd,cde->ae". Any character but a comma, a space, a dot
+            and "->" is a label, so that there may be more than 52. Without "->", labels that occur once are open, in
+            alphabetical order.
+        shapes: of each tensor.
+
+    Raises:
+        WorkloadError: the equation does not fit the shapes.
+    """
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    words = inputs.split(",")
+    if set("->.") & {*inputs, *output}:
+        raise WorkloadError(
+            f"equation {equation!r} has an ellipsis, or more than one '->': give each dimension a label"
+        )
+    if [len(word) for word in words] != [len(shape) for shape in shapes]:
+        dimensions = ", ".join(str(len(shape)) for shape in shapes) or "none"
+        raise WorkloadError(
+            f"equation {equation!r} must have a label for each dimension: the tensors have {dimensions}"
+        )
+    counts = Counter("".join(words))
+    output = output if arrow else "".join(sorted(label for label, count in counts.items() if count == 1))
+    if len(set(output)) != len(output):
+        raise WorkloadError(f"equation {equation!r} has a label twice in its result: name it once")
+    sizes: dict[int, int] = {}
+    for label, size in zip("".join(words), (size for shape in shapes for size in shape), strict=True):
+        if sizes.setdefault(ord(label), size) != size:
+            raise WorkloadError(f"label {label!r} has the sizes {sizes[ord(label)]} and {size}, but must have one")
+    legs = [tuple(map(ord, word)) for word in words]
+    open_legs = tuple(map(ord, output))
+    alone = [tuple(dict.fromkeys(some)) for some in legs]
+    return TensorNetwork(legs, open_legs, greedy_path(alone, open_legs, sizes))
 
 
 def steps_of(legs: Sequence[Legs], open_legs: Legs, path: Path) -> Iterator[Step]:
