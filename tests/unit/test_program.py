@@ -19,7 +19,7 @@ from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Interval
 from torchwise.runtime.api import Study
-from torchwise.runtime.program import StoredPlans, tuning
+from torchwise.runtime.program import StoredPlans, recorder, tuning
 from torchwise.runtime.program.recorder import CallRecorder
 from torchwise.store import open_storage
 from torchwise.workload.identity import describe_example
@@ -83,6 +83,7 @@ def decide_at_once(monkeypatch: pytest.MonkeyPatch) -> Searches:
     found = Searches()
     monkeypatch.setattr(tuning, "search", found)
     monkeypatch.setattr(tuning, "MIN_SHARE", 0.0)
+    monkeypatch.setattr(recorder, "GRACE_S", 60.0)  # so that all calls are looked at, on a busy machine, too
     monkeypatch.setattr(inductor, "_inductor", lambda _options: lambda graph, _inputs: graph.forward)
     return found
 
