@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from test_program import Searches, decide_at_once
+from test_program import THREADS, Searches, decide_at_once
 
 import torchwise as tw
 from torchwise.compile.backends import inductor
@@ -158,4 +159,4 @@ def test_a_sentence_encoder_at_other_lengths(searches: Searches) -> None:
 
     encoder = Encoder()
     check_pipeline(encoder, [encoder.model], encode, [3, 5], 8)
-    assert [request.plans for request, _ in searches.asked] == [None, DYNAMIC]
+    assert [request.plans for request, _ in searches.asked] == [None, (replace(*DYNAMIC, threads=THREADS.threads),)]

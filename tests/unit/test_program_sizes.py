@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import torch
 from test_program import THREADS, Searches, decide_at_once
 
 import torchwise as tw
-from torchwise.plan import EAGER
+from torchwise.errors import InputError
+from torchwise.plan import EAGER, Plan
 from torchwise.runtime.bucketing.bucketed import DYNAMIC
-from torchwise.runtime.program import StoredPlans, sizes
+from torchwise.runtime.program import StoredPlans, sizes, tuning
 from torchwise.runtime.program.tuning import TunedModule, TunedProgram
 
 NOT_VERIFIED = "inputs_not_verified"
@@ -76,12 +78,13 @@ def test_a_few_sizes_have_their_plan_and_all_others_a_second_one(searches: Searc
     report = tune(net, [3, 3, 5])
     (first, _), (second, _) = searches.asked
     assert (first.plans, first.workload.sizes) == (None, "as-given")
-    assert (second.plans, second.workload.sizes) == (DYNAMIC, "varying"), "verified at sizes that nobody gave"
+    assert second.plans == (replace(*DYNAMIC, threads=THREADS.threads),)
+    assert second.identity == first.identity, "the profile and the measurements are shared"
     assert second.workload.target == f"{first.workload.target}/other-sizes"
     check_answers(net, alone, [3, 7, 1, 20, 5])
     assert count_calls(report.modules[0]) == (5, {})
     assert report.modules[0].record.notes == (
-        "other sizes than these run by inductor + dynamic, 2 [1.9, 2.1] times eager's speed",
+        f"other sizes than these run by {second.plans[0]}, 2 [1.9, 2.1] times eager's speed",
     )
     report.restore()
     assert type(net) is Rows
@@ -109,7 +112,7 @@ def test_many_sizes_get_one_plan_which_is_tuned_on_those_that_represent_them(sea
     alone = copy.deepcopy(net)
     report = tune(net, [1, *range(10, 30)])
     ((request, workload),) = searches.asked
-    assert request.plans == DYNAMIC
+    assert (request.plans, request.workload.sizes) == (DYNAMIC, "varying"), "verified at sizes that nobody gave"
     found = [len(example.args[0]) for example in workload.examples]
     assert 1 in found, "code for one row is compiled by itself"
     assert {size > 20 for size in found if size > 1} == {True, False}
@@ -165,6 +168,36 @@ def test_what_the_options_permit_counts(options: dict[str, Any], searches: Searc
     report = tune(net, [3, 5], **options)
     assert len(searches.asked) == 1
     assert report.modules[0].record.notes == ("other sizes than these run as written",)
+
+
+@pytest.mark.parametrize(
+    ("plan", "dynamic"),
+    [
+        (THREADS, replace(*DYNAMIC, threads=THREADS.threads)),
+        (Plan(backend="inductor", precision="tf32", capture="call"), replace(*DYNAMIC, precision="tf32")),
+        (Plan(backend="inductor", transforms=("eager_strides",), threads=2), replace(*DYNAMIC, threads=2)),
+        (Plan(backend="inductor", scope="rolled"), *DYNAMIC),
+    ],
+    ids=str,
+)
+def test_the_second_plan_is_like_the_first_in_all_that_holds_for_every_size(plan: Plan, dynamic: Plan) -> None:
+    assert tuning.make_dynamic(plan) == dynamic
+
+
+def test_a_failed_search_for_other_sizes_leaves_the_first_plan(
+    searches: Searches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def search(request: Any, workload: Any, store: str | None, *, progress: bool) -> Any:
+        if request.plans:
+            raise InputError("the budget is spent")
+        return searches(request, workload, store, progress=progress)
+
+    monkeypatch.setattr(tuning, "search", search)
+    net = Rows().eval()
+    report = tune(net, [3, 5])
+    assert report.modules[0].record.notes == ("other sizes than these run as written: the budget is spent",)
+    check_answers(net, copy.deepcopy(net), [3])
+    assert count_calls(report.modules[0]) == (1, {})
 
 
 def test_where_eager_is_best_nothing_more_is_searched(searches: Searches) -> None:

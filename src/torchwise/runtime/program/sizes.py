@@ -73,8 +73,11 @@ class SizeMix:
             return tuple(list_padded_examples(workload, self.padded, self.histogram or {}))
         return list_examples(list(self.kinds), [float(kind.calls) for kind in self.kinds])
 
-    def describe(self, decision: Decision, others: Decision | None) -> str:
-        """Return in a sentence which plan answers which sizes, or an empty text if there is nothing to say."""
+    def describe(self, decision: Decision, others: Decision | None, failure: str = "") -> str:
+        """Return in a sentence which plan answers which sizes, or an empty text if there is nothing to say.
+
+        `failure` is why the search for a plan for other sizes failed.
+        """
         if self.choice is None or decision.plan.is_eager:
             return ""
         if self.padded is not None:
@@ -84,8 +87,8 @@ class SizeMix:
         if decision.plan.shapes == "dynamic":
             return f"one plan answers every size: {self.choice.reason}"
         if others is None or others.plan.shapes != "dynamic":
-            why = "" if others is None else f" ({others.reason})"
-            return f"other sizes than these run as written{why}"
+            why = failure if others is None else others.reason
+            return f"other sizes than these run as written{f': {why}' if why else ''}"
         return f"other sizes than these run by {others.plan}, {others.speedup} times eager's speed"
 
 
@@ -211,19 +214,18 @@ def try_padding(
 def select_representative(
     kinds: Sequence[Kind], by_size: Mapping[int, Sequence[Kind]], sizes: Sequence[int]
 ) -> tuple[Kind, ...]:
-    """Return kinds that stand for all: one for each set of sizes of 0 and 1, then the most called of certain sizes.
+    """Return kinds that stand for all: the most called of each of some sizes, and one for each other kind of code.
 
     PyTorch compiles code of its own for sizes of 0 and 1, also in a plan with dynamic shapes.
     """
-    chosen: dict[int, Kind] = {}
-    classes: set[Hashable] = set()
+    common = [max(by_size[size], key=lambda kind: kind.calls) for size in sizes]
+    ends, between = [common[0], common[-1]], common[1:-1]
+    known = {_code_class(kind) for kind in ends}
+    others: dict[Hashable, Kind] = {}
     for kind in kinds:
-        if (found := _code_class(kind)) not in classes:
-            classes.add(found)
-            chosen[id(kind)] = kind
-    for size in sizes:
-        most = max(by_size[size], key=lambda kind: kind.calls)
-        chosen[id(most)] = most
+        if (found := _code_class(kind)) not in known:
+            others.setdefault(found, kind)
+    chosen = {id(kind): kind for kind in (*ends, *others.values(), *between)}
     return tuple(chosen.values())[:MAX_EXAMPLES]
 
 

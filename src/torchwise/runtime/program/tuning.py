@@ -11,9 +11,9 @@ from typing import Any, Generic, TypeVar, Unpack
 
 import torch
 
-from torchwise.errors import InputError, TorchwiseError
+from torchwise.errors import InputError, PlanError, TorchwiseError
 from torchwise.keywords import checked_keywords
-from torchwise.plan import Numerics
+from torchwise.plan import Numerics, Plan
 from torchwise.plan.workload_spec import DEFAULT_CALLS, LIVE, TuneKeywords, TuneOptions
 from torchwise.records import Decision
 from torchwise.records import format as show
@@ -318,7 +318,7 @@ def _tune(module: TunedModule, program: str, options: TuneKeywords, scale: float
     expected = max(round(scale * mix.calls), 1)
     options = {**options, "calls": expected, "mode": mix.kinds[0].mode}
     searches = _Searches(workload, options, mix.list_examples(workload))
-    module.study, others = searches.run_all(target_of(program, live), mix)
+    module.study, others, failure = searches.run_all(target_of(program, live), mix)
     decision = module.study.decision
     for one in (module, *module.alike):
         if places and (thing := one.calls.live) is not None:
@@ -332,10 +332,18 @@ def _tune(module: TunedModule, program: str, options: TuneKeywords, scale: float
         )
     module.record = replace(module.record, net_saving_s=decision.saved_s)
     reason = decision.reason if decision.plan.is_eager else ""
-    for note in filter(None, (mix.note, mix.describe(decision, others), reason)):
+    for note in filter(None, (mix.note, mix.describe(decision, others, failure), reason)):
         _note(module, note)
     for one in module.alike:
         _note(one, f"it is like {module.record.name}, and has the same plan")
+
+
+def make_dynamic(plan: Plan) -> Plan:
+    """Return a plan for every size that is like another one in all that does not hold for one size alone."""
+    try:
+        return replace(plan, backend="inductor", mode="default", scope="whole", capture="none", shapes="dynamic")
+    except PlanError:  # such as of a rewrite for static shapes
+        return replace(DYNAMIC[0], threads=plan.threads)
 
 
 class _Searches:
@@ -346,16 +354,20 @@ class _Searches:
         budget = options.get("budget")
         self._end = None if budget is None else time.monotonic() + budget
 
-    def run_all(self, name: str, mix: SizeMix) -> tuple[Study, Decision | None]:
-        """Return the study for the sizes of a mix, and the decision for all others, if there is one."""
+    def run_all(self, name: str, mix: SizeMix) -> tuple[Study, Decision | None, str]:
+        """Return the study for the sizes of a mix, the decision for all others, if there is one, and why not."""
         may_be_dynamic = self._options.get("plans") is None and self._allowed is not Numerics.EXACT
         if mix.is_dynamic and may_be_dynamic:
-            return self._run(name, **OF_ALL_SIZES), None
+            return self._run(name, **OF_ALL_SIZES), None, ""
         study = self._run(name)
         if not mix.needs_others(study.decision) or not may_be_dynamic:
-            return study, None
+            return study, None, ""
         left = {} if self._end is None else {"budget": max(self._end - time.monotonic(), MIN_BUDGET_S)}
-        return study, self._run(name + OTHER_SIZES, **OF_ALL_SIZES, **left).decision
+        try:  # the same study, whose profile and trials count
+            plans = [make_dynamic(study.decision.plan)]
+            return study, self._run(name + OTHER_SIZES, plans=plans, fresh=False, **left).decision, ""
+        except TorchwiseError as error:  # the first plan holds all the same
+            return study, None, f"{error}"
 
     @property
     def _allowed(self) -> Numerics:
