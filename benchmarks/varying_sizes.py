@@ -1,0 +1,162 @@
+"""Calls whose sizes vary: plans found for sizes that were never given, beside PyTorch's own ways and plans of one size.
+
+A program is tuned on one size with `sizes="varying"`, and then called at sizes that no example had. Each answer is
+verified against eager first. Ratios are of eager's time to the time of each way, paired within rounds, with 95 %
+bootstrap intervals. "static" compiles the same plan for one size each, as the best that a plan could be. A compilation
+is a graph that Inductor compiled for the way, at all sizes together.
+
+Run it: python benchmarks/varying_sizes.py --out varying.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._dynamo.utils import counters
+
+import torchwise
+from torchwise.compile import compile_plan
+from torchwise.records.statistics import ratio_interval
+from torchwise.workload import Example
+from torchwise.workload.target import load
+from torchwise_models.zoo.ivhl.field import field_superposition
+
+ROUNDS, CALLS = 21, 3
+SHARE = 0.95
+"""Share of calls that the plan must answer."""
+MAX_COMPILATIONS = 3
+HALF = 0.5
+"""Share of the speed-up of a plan of one size that the plan for all sizes must have."""
+FIELD_SIZES = [(grid, sources) for grid in (512, 1000, 2048, 4096, 8192) for sources in (10, 20, 50)]
+FLOWS = (3, 17, 64, 100, 200, 333, 512)
+
+
+def draw_field(size: tuple[int, int], device: str) -> tuple[Any, ...]:
+    grid, sources = size
+    places = [torch.rand(count, 3, device=device) for count in (grid, sources)]
+    return (
+        *places,
+        *(torch.rand(sources, device=device) + 0.5 for _ in range(3)),
+        9.0,
+        torch.tensor(0.5, device=device),
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--budget", type=float, default=120.0)
+    parser.add_argument("--out", type=Path, help="Markdown file for the results")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    card = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or platform.machine()
+    lines = [
+        f"# Sizes that vary, {datetime.now(UTC):%Y-%m-%d}",
+        "",
+        f"{card}, torch {torch.__version__}, {torch.get_num_threads()} threads. `{Path(__file__).name}`: "
+        f"{ROUNDS} rounds of {CALLS} calls.",
+    ]
+    neuron = load("zoo:energy_flow.neuron", device=options.device)
+    given = neuron.examples[0].args
+    programs: list[tuple[str, Any, Any, list[Any], Callable[[Any], tuple[Any, ...]]]] = [
+        ("field", field_superposition, (3000, 30), FIELD_SIZES, lambda size: draw_field(size, options.device)),
+        ("energy_flow.neuron", neuron.call, len(given[0]), list(FLOWS), lambda size: draw_flows(given, size)),
+    ]
+    good = True
+    with torch.no_grad():
+        for name, call, first, sizes, draw in programs:
+            rows, summary, is_good = compare(call, draw(first), sizes, draw, options.device, options.budget)
+            good &= is_good
+            lines += ["", f"## {name}, tuned at {first}", "", summary, "", *rows]
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if options.out:
+        options.out.write_text(text)
+    return 0 if good else 1
+
+
+def draw_flows(given: tuple[torch.Tensor, ...], count: int) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.rand(count, *tensor.shape[1:], dtype=tensor.dtype, device=tensor.device) for tensor in given)
+
+
+def compare(
+    call: Any,
+    args: tuple[Any, ...],
+    sizes: list[Any],
+    draw: Callable[[Any], tuple[Any, ...]],
+    device: str,
+    budget: float,
+) -> tuple[list[str], str, bool]:
+    study = torchwise.tune(call, args, sizes="varying", calls=10**8, effort="quick", budget=budget)
+    plan, fast = study.decision.plan, torchwise.apply(call, study)
+    ways: dict[str, Callable[..., Any]] = {
+        "ours": fast,
+        "torch.compile": torch.compile(renewed(call)),
+        "dynamic=True": torch.compile(renewed(call), dynamic=True),
+    }
+    compiled = dict.fromkeys([*ways, "static"], 0)
+    rows = ["| size | eager, us | " + " | ".join([*ways, "static"]) + " |", "|---|---|" + "---|" * (len(ways) + 1)]
+    worst = 1.0
+    for size in sizes:
+        given = draw(size)
+        static = renewed(call)
+        # A plan that serves all sizes serves one as a plan for one size does, but for its code.
+        one = compile_plan(static, replace(plan, shapes="static"), Example(given), device=device, mode="inference").call
+        racers = {**ways, "static": one if plan.backend != "eager" else call}
+        expected = call(*given)
+        for name, racer in racers.items():
+            before = counters["stats"]["unique_graphs"]
+            torch.testing.assert_close(racer(*given), expected, rtol=1e-3, atol=1e-4)
+            compiled[name] += counters["stats"]["unique_graphs"] - before
+        samples = race({"eager": call, **racers}, given, device)
+        ratios = {name: ratio_interval(samples["eager"], samples[name]) for name in racers}
+        worst = min(worst, ratios["ours"].mid / ratios["static"].mid)
+        middle = sorted(samples["eager"])[ROUNDS // 2] * 1e6
+        rows.append(f"| {size} | {middle:.0f} | " + " | ".join(str(ratios[name]) for name in racers) + " |")
+    statistics = fast.statistics
+    share = 1 - statistics.fallback_rate
+    summary = (
+        f"Plan: {plan}. It answered {share:.1%} of the calls. Compilations: "
+        + ", ".join(f"{name} {count}" for name, count in compiled.items())
+        + f". Least share of the static plan's speed-up at a size: {worst:.2f}."
+    )
+    is_good = share >= SHARE and compiled["ours"] <= MAX_COMPILATIONS and worst >= HALF
+    return rows, summary, is_good
+
+
+def renewed(call: Any) -> Callable[..., Any]:
+    """Return a new function that does the same, so that no other compilation serves it."""
+    namespace: dict[str, Any] = {"call": call}
+    exec("def renewed(*args):\n    return call(*args)", namespace)
+    function: Callable[..., Any] = namespace["renewed"]
+    return function
+
+
+def race(racers: dict[str, Callable[..., Any]], args: tuple[Any, ...], device: str) -> dict[str, list[float]]:
+    samples: dict[str, list[float]] = {name: [] for name in racers}
+    for name in rounds(list(racers)):
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            racers[name](*args)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        samples[name].append((time.perf_counter() - start) / CALLS)
+    return samples
+
+
+def rounds(names: list[str]) -> Iterator[str]:
+    for number in range(ROUNDS):
+        turn = number % len(names)
+        yield from names[turn:] + names[:turn]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
