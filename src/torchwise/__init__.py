@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torchwise.plan import EAGER, Numerics, Plan
     from torchwise.records import Decision
     from torchwise.runtime.api import Study, apply, tune
+    from torchwise.runtime.batched import batched
     from torchwise.runtime.batching import serve_batched
     from torchwise.runtime.components import CompileConfig, CompileManager, compiled, default_manager
     from torchwise.runtime.optimize import optimize
@@ -78,6 +79,7 @@ _HOMES = {
     "WorkloadError": "errors",
     "analyze": "diagnose.analyze",
     "apply": "runtime.api",
+    "batched": "runtime.batched",
     "bisect": "diagnose.bisect",
     "captured_loop": "runtime.steps",
     "captured_step": "runtime.steps",
@@ -129,6 +131,7 @@ __all__ = [
     "__version__",
     "analyze",
     "apply",
+    "batched",
     "bisect",
     "captured_loop",
     "captured_step",

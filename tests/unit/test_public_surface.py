@@ -46,6 +46,7 @@ SURFACE = [
     "__version__",
     "analyze",
     "apply",
+    "batched",
     "bisect",
     "captured_loop",
     "captured_step",
@@ -134,7 +135,7 @@ def test_importing_loads_nothing_heavy() -> None:
 OF_TORCH = {
     *("Example", "TrainStep", "Workload"),
     *("CompileManager", "compiled", "default_manager", "tune_program"),
-    *("Analysis", "analyze", "bisect", "explain", "fit_batch", "serve_batched"),
+    *("Analysis", "analyze", "batched", "bisect", "explain", "fit_batch", "serve_batched"),
 }
 """Names that hold a model, its inputs or a part of a program, or examine one."""
 

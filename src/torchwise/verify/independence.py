@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torchwise.errors import InputError, format_error
-from torchwise.verify.deviation import is_rounded
+from torchwise.verify.deviation import is_rounded, legible
 from torchwise.verify.reference import as_reference, float64_of, widen
 from torchwise.verify.spot_check import differs
 from torchwise.workload import Example, pytree
@@ -28,7 +28,13 @@ SEED = 20_261_126
 WAY_OUT = "have its calls one by one"
 
 
-def verify_samples(model: Callable[..., Any], example: Example, *, in_float64: bool = True) -> None:
+class NoisyError(InputError):
+    """The answers differ from call to call, so that none can be compared."""
+
+
+def verify_samples(
+    model: Callable[..., Any], example: Example, *, alone: Callable[..., Any] | None = None, in_float64: bool = True
+) -> None:
     """Verify that the answer to each sample of a batch does not depend on the other samples, or refuse the model.
 
     The batch is made of the example, with the values of each sample shuffled. So one sample is enough.
@@ -37,10 +43,12 @@ def verify_samples(model: Callable[..., Any], example: Example, *, in_float64: b
         model: an `nn.Module` or a function. It runs without gradients, and its buffers are restored. Nothing else
             is, as other threads may use it.
         example: inputs of one sample or several, along the first dimension of each tensor.
+        alone: answers one sample, or None for the model itself. Then nothing is compared in float64.
         in_float64: whether to compare in float64 if the model can run in it. Otherwise a small dependence may pass for
             rounding. Other threads must not make tensors meanwhile.
 
     Raises:
+        NoisyError: the answers are random.
         InputError: the answers depend on each other, or have no batch, or nothing shows whether they do.
         UnsupportedError: the inputs have no batch.
     """
@@ -50,9 +58,10 @@ def verify_samples(model: Callable[..., Any], example: Example, *, in_float64: b
     with torch.no_grad():
         try:
             batch = _make_batch(model, example)
-            _refuse(_find_write(model, batch, buffers, kept) or _find_noise(model, batch), model)
-            found = _compare_in_float64(model, batch) if in_float64 else None
-            _refuse(_compare(model, batch) if found is None else found, model)
+            _refuse(_find_write(model, batch, buffers, kept), model)
+            _refuse(_find_noise(model, batch), model, NoisyError)
+            found = _compare_in_float64(model, batch) if in_float64 and alone is None else None
+            _refuse(_compare(model, alone or model, batch) if found is None else found, model)
         finally:
             for name in _list_written(buffers, kept):
                 buffers[name].copy_(kept[name])
@@ -92,6 +101,11 @@ def _shuffle(tensor: torch.Tensor) -> torch.Tensor:
     rows = tensor.flatten(1)
     orders = torch.rand(rows.shape, generator=torch.Generator().manual_seed(SEED)).argsort(1).to(tensor.device)
     return rows.gather(1, orders).view(tensor.shape)
+
+
+def shuffle_samples(tree: Any) -> Any:
+    """Return a tree with the values of each sample shuffled and scaled."""
+    return pytree.map_tensors(lambda tensor: _scale(_shuffle(tensor)), tree)
 
 
 def _scale(tensor: torch.Tensor) -> torch.Tensor:
@@ -136,12 +150,13 @@ def _compare_in_float64(model: Callable[..., Any], batch: Example) -> str | None
     """Return the first difference in float64, "" if there is none, or None if the model cannot run in it."""
     try:
         with as_reference():
-            return _compare(float64_of(model), widen(batch), precise=True)
+            precise = float64_of(model)
+            return _compare(precise, precise, widen(batch), precise=True)
     except Exception:  # a model may be unable to be copied, or to run in float64
         return None
 
 
-def _compare(model: Callable[..., Any], batch: Example, *, precise: bool = False) -> str:
+def _compare(model: Callable[..., Any], alone: Callable[..., Any], batch: Example, *, precise: bool = False) -> str:
     """Return how the answer to a batch differs from those to its samples alone, or "".
 
     Raises:
@@ -149,9 +164,9 @@ def _compare(model: Callable[..., Any], batch: Example, *, precise: bool = False
     """
     together = _call(model, batch)
     split_answer(together, [SAMPLES], SAMPLES)  # which raises
-    alone = [dict(pytree.list_named_leaves(_answer_alone(model, batch, place))) for place in range(SAMPLES)]
+    answers = [dict(pytree.list_named_leaves(_answer_alone(alone, batch, place))) for place in range(SAMPLES)]
     for path, leaf in pytree.list_named_leaves(together):
-        if found := _differs_from_parts(leaf, [answer.get(path) for answer in alone], precise=precise):
+        if found := _differs_from_parts(leaf, [answer.get(path) for answer in answers], precise=precise):
             name = f"output {path}" if path else "the output"
             return f"in a batch of {SAMPLES} {name} {found}, compared with that to each sample alone"
     return ""
@@ -164,6 +179,12 @@ def _differs_from_parts(leaf: Any, parts: list[Any], *, precise: bool) -> str | 
     if len({part.shape[1:] for part in tensors}) > 1:
         return "has another shape"
     joined = torch.cat(tensors)
+    if is_rounded(leaf) and leaf.shape == joined.shape:
+        finite = legible(leaf).isfinite()
+        if leaf.numel() and not bool(finite.any()):
+            return "is finite nowhere, so it cannot be compared"
+        if not torch.equal(finite, legible(joined).isfinite()):
+            return "is finite in other elements"
     if precise and not is_rounded(leaf):
         return None if pytree.equal(leaf, joined) else "differs"
     return differs(leaf, joined, FLOAT64_ERROR if precise else 0.0)
@@ -177,7 +198,7 @@ def _answer_alone(model: Callable[..., Any], batch: Example, place: int) -> Any:
         raise InputError(f"the model takes no sample alone: {format_error(error)}; {WAY_OUT}") from error
 
 
-def _refuse(found: str | None, model: Callable[..., Any]) -> None:
+def _refuse(found: str | None, model: Callable[..., Any], error: type[InputError] = InputError) -> None:
     if found:
         way_out = "call model.eval() first" if getattr(model, "training", False) else WAY_OUT
-        raise InputError(f"samples must not depend on each other, but {found}: {way_out}")
+        raise error(f"samples must not depend on each other, but {found}: {way_out}")
