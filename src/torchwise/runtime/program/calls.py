@@ -19,7 +19,13 @@ Key = tuple[Any, ...]
 
 @dataclass(slots=True)
 class Kind:
-    """Calls of one kind: inputs of one signature in one mode."""
+    """Calls of one kind: inputs of one signature in one mode.
+
+    Attributes:
+        seconds: wall-clock time of all calls, which on a GPU may only be that of their launch.
+        first_s: that of the first one, which may load or reserve something once.
+        events: two events on the GPU around a call, for the first calls.
+    """
 
     key: Key
     text: str
@@ -29,6 +35,7 @@ class Kind:
     kept: Kept
     calls: int = 0
     seconds: float = 0.0
+    first_s: float = 0.0
     events: list[tuple[Any, Any]] = field(default_factory=list)
 
     @property
@@ -37,13 +44,21 @@ class Kind:
         return bool(self.key[2])
 
     def average_s(self) -> float:
-        """Return the mean time of a call, or on a GPU the median time between two events around a call."""
+        """Return the mean time of a call on its device. The first call counts only if there is no other."""
         with contextlib.suppress(RuntimeError):  # such as events of two devices
             if self.events:
                 torch.cuda.synchronize()
-                times: list[float] = [begin.elapsed_time(end) for begin, end in self.events]
-                return statistics.median(times) / 1e3
-        return self.seconds / max(self.calls, 1)
+                return statistics.fmean(begin.elapsed_time(end) for begin, end in self.events[1:] or self.events) / 1e3
+        return (self.seconds - self.first_s) / (self.calls - 1) if self.calls > 1 else self.seconds
+
+    def count(self, seconds: float, events: tuple[Any, Any] | None = None) -> None:
+        """Count a call, with its wall-clock time and the events around it."""
+        if not self.calls:
+            self.first_s = seconds
+        self.calls += 1
+        self.seconds += seconds
+        if events is not None:
+            self.events.append(events)
 
 
 @dataclass(slots=True)
@@ -94,10 +109,8 @@ class Calls:
 
     @property
     def seconds(self) -> float:
-        """The time of all calls."""
-        if any(kind.events for kind in self.kinds.values()):
-            return sum(map(self.seconds_of, self.kinds.values()))
-        return self.timed_s
+        """The time of all calls, without the first ones' excess."""
+        return sum(map(self.seconds_of, self.kinds.values())) if self.kinds else self.timed_s
 
     def to_record(self) -> RecordedModule:
         """Return what was recorded."""
@@ -151,9 +164,14 @@ def device_type_of(thing: Any) -> str:
     return "cuda" if torch.cuda.is_initialized() else "cpu"
 
 
+def is_capturing() -> bool:
+    """Return whether what this thread does on a GPU becomes part of a CUDA graph."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def record_event(thing: Any = None) -> Any:
     """Record an event on the GPU, or return None without one, while a graph is captured, or if `thing` is elsewhere."""
-    if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+    if not torch.cuda.is_initialized() or is_capturing():
         return None
     if thing is not None and device_type_of(thing) != "cuda":
         return None

@@ -23,7 +23,7 @@ from torchwise.compile import signature_of
 from torchwise.plan.workload_spec import Mode
 from torchwise.records import format as show
 from torchwise.records.recording import Kept, Recording
-from torchwise.runtime.program.calls import Calls, Kind, device_type_of, record_event
+from torchwise.runtime.program.calls import Calls, Kind, device_type_of, is_capturing, record_event
 from torchwise.workload import pytree
 from torchwise.workload.module_state import State
 from torchwise.workload.stand_in import with_values, without_values
@@ -127,10 +127,8 @@ class CallRecorder:
                 calls.others += 1
                 calls.others_s += seconds
                 return
-            kind.calls += 1
-            kind.seconds += seconds
-            if begin is not None and (end := record_event()) is not None:
-                kind.events.append((begin, end))
+            end = None if begin is None else record_event()
+            kind.count(seconds, None if end is None else (begin, end))
 
     def _find(self, thing: Any) -> Calls | None:
         found = self._by_id.get(id(thing))
@@ -155,7 +153,7 @@ class CallRecorder:
         return found
 
     def _look(self, calls: Calls, thing: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind | None:
-        if is_transforming() or torch.compiler.is_compiling():
+        if is_transforming() or torch.compiler.is_compiling() or is_capturing():
             return None
         mode: Mode = "training" if _trains(thing, args, kwargs) else "inference"
         autocast = autocast_dtype(thing)
