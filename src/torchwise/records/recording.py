@@ -76,7 +76,7 @@ class Recording(Document):
         program: its name.
         seconds: wall-clock time of the recording.
         modules: those with the most seconds first.
-        overhead_s: time that the recording itself took.
+        overhead_s: processor time for looking at inputs.
         kept_bytes: memory of the inputs that were kept.
     """
 

@@ -34,11 +34,12 @@ MAX_KINDS = 48
 """Maximum kinds of inputs of a module."""
 MAX_HELD = 16
 """Maximum modules that are kept alive for a search."""
-KEPT_BYTES = 200_000_000
-OVERHEAD = 0.005
+KEPT_BYTES = 150_000_000
+"""Maximum memory of inputs that are kept, so that a recording takes below 200 MB."""
+OVERHEAD = 0.002
 """Maximum share of the time of a module's calls for looking at them."""
-GRACE_S = 0.02
-"""Seconds that looking at a module's calls may take in any case."""
+GRACE_S = 0.005
+"""Seconds of a processor that looking at a module's calls may take in any case."""
 MAX_EVENTS = 64
 MAX_TEXTS = 4
 
@@ -100,7 +101,6 @@ class CallRecorder:
         return Recording(program, self.seconds, records, overhead, float(self.kept_bytes), notes)
 
     def _answer(self, thing: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        begun = time.perf_counter()
         calls = kind = begin = None
         try:
             with self._lock:
@@ -112,14 +112,12 @@ class CallRecorder:
         except Exception as error:  # inputs may be of any kind, and the program must not notice
             if calls is not None:
                 calls.notes[f"some inputs could not be recorded ({show.truncate(repr(error), 120)})"] = None
-        looked = time.perf_counter()
+        begun = time.perf_counter()
         try:
             return run(*args, **kwargs)
         finally:
-            ended = time.perf_counter()
             if calls is not None:
-                self._count(calls, kind, ended - looked, begin)
-                calls.looked_s += looked - begun + time.perf_counter() - ended
+                self._count(calls, kind, time.perf_counter() - begun, begin)
 
     def _count(self, calls: Calls, kind: Kind | None, seconds: float, begin: Any) -> None:
         with self._lock:
@@ -155,9 +153,13 @@ class CallRecorder:
     def _look(self, calls: Calls, thing: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind | None:
         if is_transforming() or torch.compiler.is_compiling() or is_capturing():
             return None
-        mode: Mode = "training" if _trains(thing, args, kwargs) else "inference"
-        autocast = autocast_dtype(thing)
-        key = (signature_of(args, kwargs), mode, getattr(thing, "training", False), autocast)
+        begun = time.thread_time()
+        try:
+            mode: Mode = "training" if _trains(thing, args, kwargs) else "inference"
+            autocast = autocast_dtype(thing)
+            key = (signature_of(args, kwargs), mode, getattr(thing, "training", False), autocast)
+        finally:
+            calls.looked_s += time.thread_time() - begun
         if (kind := calls.kinds.get(key)) is not None:
             return kind
         if len(calls.kinds) >= MAX_KINDS:
@@ -168,11 +170,10 @@ class CallRecorder:
         return kind
 
     def _keep(self, example: Example, calls: Calls) -> tuple[Example | None, Kept]:
-        """Copy inputs before the call, which may write to them."""
+        """Copy inputs before the call, which may write to them. That happens once for each kind."""
         leaves = State({"": (example.args, dict(example.kwargs))}).leaves().values()
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        begun = time.perf_counter()
         try:
             with torch.inference_mode(False), torch.no_grad():
                 if self.kept_bytes + size <= self._room:
@@ -183,8 +184,6 @@ class CallRecorder:
             calls.notes["inputs in objects were too large to keep"] = None
         except Exception as error:  # an input may be of any kind: it is named, and the program goes on
             calls.notes[f"some inputs cannot be copied ({show.truncate(str(error), 300)})"] = None
-        finally:
-            calls.looked_s -= time.perf_counter() - begun  # once for each kind, and bounded by the memory
         return None, "none"
 
 

@@ -1,0 +1,136 @@
+"""Run each program of `examples/programs/` as it is, tuned by `torchwise run --tune`, and by its plans with `--apply`.
+
+Standard output and exit code must be equal each time. `--tune` must end within its budget, 15 % and the time that the
+program takes. Then the program runs alone and by its plans, in alternation, each time in a fresh process. Its own work
+is timed: from its first line to its last, with all libraries loaded before. The ratio is the median over pairs, with
+its interval. Torchwise's own time around that is the start-up.
+
+It exits with 1 if anything differs, a search is late, or a program is surely slower by its plans.
+
+Run it: python benchmarks/run_examples.py --budget 120 [PROGRAM...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from torchwise import environment
+from torchwise.records.statistics import median_interval
+from torchwise.runtime.program.decisions import read_decisions
+
+FOLDER = Path(__file__).parents[1] / "examples" / "programs"
+LATE = 1.15
+STARTS_S = 30.0
+"""Seconds in which a search starts, imports and ends its workers, beside the program's time and the budget."""
+LIBRARIES = ("torch", "transformers", "diffusers", "pytorch-lightning", "accelerate", "fastapi", "ray", "timm")
+TIMED = """
+import json, os, runpy, sys, time
+words, file = json.loads(sys.argv[1]), sys.argv[2]
+script = next(word for word in words if word.endswith(".py"))
+runpy.run_path(script, run_name="imported")
+from torchwise.runtime.program.script import Script
+run, begun = Script.run, time.perf_counter()
+def timed(self):
+    global began, ended
+    began = time.perf_counter()
+    code = run(self)
+    ended = time.perf_counter()
+    return code
+Script.run, sys.argv, code = timed, words, 0
+try:
+    if words[0] == "torchwise":
+        import torchwise.cli
+        torchwise.cli.main()
+    else:
+        code = Script(script, words[1:], is_module=False).run()
+except SystemExit as error:
+    code = error.code
+print(json.dumps([ended - began, time.perf_counter() - begun - (ended - began)]), file=open(file, "w"))
+sys.exit(code)
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("programs", nargs="*", help="names, by default all that can run here")
+    parser.add_argument("--budget", type=float, default=120.0)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--rounds", help="the argument of each program, by default its own")
+    parser.add_argument("--calls", help="as for torchwise run --tune")
+    options = parser.parse_args()
+    versions = [f"{name} {version}" for name in LIBRARIES if (version := version_of(name))]
+    print(
+        f"{environment.detect('cpu').cpu}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, {', '.join(versions)}"
+    )
+    found = [try_program(file, options) for file in sorted(FOLDER.glob("*.py")) if is_asked_for(file, options.programs)]
+    return 0 if all(found) else 1
+
+
+def version_of(library: str) -> str | None:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def is_asked_for(file: Path, names: list[str]) -> bool:
+    return not names or file.stem in names
+
+
+def try_program(file: Path, options: argparse.Namespace) -> bool:
+    """Run a program in all ways, print what was found, and return whether it is well."""
+    words = [str(file), *([options.rounds] if options.rounds else [])]
+    alone, alone_s = run([sys.executable, *words])
+    if alone.returncode:
+        print(f"{file.stem}: cannot run here: {alone.stderr.decode().splitlines()[-1]}", flush=True)
+        return True
+    with tempfile.TemporaryDirectory() as folder:
+        store = f"{folder}/store.db"
+        torchwise = [sys.executable, "-m", "torchwise"]
+        asked = ["--budget", str(options.budget), *(["--calls", options.calls] if options.calls else [])]
+        tuned, tuned_s = run([*torchwise, "run", "--tune", *asked, "--store", store, *words])
+        is_late = tuned_s > alone_s + LATE * options.budget + STARTS_S
+        applied = ["torchwise", "run", "--apply", "--store", store, *words]
+        pairs = [(timed(words, folder), timed(applied, folder)) for _ in range(options.pairs)]
+        plans = [f"{name}: {newest.plan}" for name, (newest, *_) in read_decisions(file.name, store).items()]
+    ends = [tuned, *(each[0] for pair in pairs for each in pair)]
+    is_same = all((end.stdout, end.returncode) == (alone.stdout, 0) for end in ends)
+    ratio = median_interval([plain[1] / by_plan[1] for plain, by_plan in pairs])
+    own_s, start_s = (statistics.median(pair[side][figure] for pair in pairs) for side, figure in ((0, 1), (1, 2)))
+    print(
+        f"{file.stem}: {'same output' if is_same else 'OUTPUT DIFFERS'}, alone {alone_s:.1f} s, with --tune "
+        f"{tuned_s:.1f} s{' TOO LATE' * is_late}, own work {own_s:.2f} s, speed with --apply "
+        f"{ratio.mid:.2f} [{ratio.low:.2f}, {ratio.high:.2f}], start-up {start_s:.2f} s; {'; '.join(plans)}",
+        flush=True,
+    )
+    return is_same and not is_late and ratio.high >= 1
+
+
+def run(words: list[str]) -> tuple[subprocess.CompletedProcess[bytes], float]:
+    """Run a command, and return its end and its seconds."""
+    begun = time.perf_counter()
+    end = subprocess.run(words, capture_output=True, check=False, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    return end, time.perf_counter() - begun
+
+
+def timed(words: list[str], folder: str) -> tuple[subprocess.CompletedProcess[bytes], float, float]:
+    """Run a program, alone or by `torchwise`, and return its end, and the seconds of its own work and around it."""
+    file = f"{folder}/times.json"
+    end, _ = run([sys.executable, "-c", TIMED, json.dumps(words), file])
+    if end.returncode:
+        raise SystemExit(f"{words} ended with {end.returncode}: {end.stderr.decode()}")
+    own_s, around_s = json.loads(Path(file).read_text())
+    return end, own_s, around_s
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
