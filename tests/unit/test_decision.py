@@ -161,6 +161,26 @@ def test_everything_failed() -> None:
     )
 
 
+BREAK = "Data-dependent branching, at model.py:7, in forward: `if x.sum() > 0:`"
+
+
+@pytest.mark.parametrize("span", [(0.8, 0.9), (0.5, 2.0)], ids=["slower", "inconclusive"])
+def test_staying_with_eager_names_the_first_graph_break(span: tuple[float, float]) -> None:
+    told = f" The graph breaks: {BREAK}. torchwise explain lists every break with its fix."
+    assert told in decide_trials(a_trial(INDUCTOR, *span, graph_break=BREAK)).reason
+    assert told not in decide_trials(a_trial(INDUCTOR, *span)).reason
+    assert told not in decide_trials(replace(a_trial(INDUCTOR, 2.0), graph_break=BREAK)).reason
+
+
+def test_a_break_after_which_nothing_is_left_to_compile_is_named_too() -> None:
+    failure = Failure(FailureKind.UNSUPPORTED, "compile", f"nothing was compiled: {BREAK}")
+    failed = Trial(0, INDUCTOR, TrialState.FAIL, failure=failure)
+    assert decide_trials(failed).reason == (
+        "Stay with eager: no candidate was both right and faster. "
+        f"The graph breaks: {BREAK}. torchwise explain lists every break with its fix."
+    )
+
+
 def test_no_answer_could_be_compared() -> None:
     unclear = (a_trial(INDUCTOR, 5.0, verdict=NOT_COMPARABLE), a_trial(AUTOTUNED, 5.0, verdict=NOT_COMPARABLE))
     assert decide_trials(*unclear).reason == (

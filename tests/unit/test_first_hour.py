@@ -50,6 +50,18 @@ def test_values_are_completed() -> None:
     assert ("latest", "decided last") in complete_study("la")
 
 
+BREAK = "Data-dependent branching, at model.py:7, in forward: `if x.sum() > 0:`"
+
+
+def test_staying_with_eager_names_the_graph_break_and_the_command_that_lists_all() -> None:
+    study = a_study()
+    assert study.decision is not None
+    trials = tuple(replace(trial, graph_break=BREAK if trial.number == 1 else "") for trial in study.trials)
+    eager = replace(study, trials=trials, decision=replace(study.decision, plan=torchwise.EAGER, speedup=None))
+    (step,) = [step for step in next_steps(eager) if step.command.startswith("torchwise explain")]
+    assert "lists every graph break with its fix" in str(step)
+
+
 def test_a_study_that_stays_with_eager_says_how_to_find_the_graph_break() -> None:
     study = a_study()
     assert study.decision is not None

@@ -11,6 +11,12 @@ import torch
 from torch import nn
 
 from torchwise.compile.uncompiled_reason import find_graph_break, why_uncompiled
+from torchwise.plan import Plan
+from torchwise.plan.effort import EFFORTS
+from torchwise.plan.workload_spec import WorkloadSpec
+from torchwise.records import Measurement
+from torchwise.trial import Job
+from torchwise.trial.experiment import PlanCandidate, PlanExperiment
 from torchwise.workload import Example
 from torchwise.workload.train_step import TrainStep
 
@@ -85,6 +91,28 @@ def test_the_line_is_named(call: Callable[..., Any], line: str) -> None:
 @pytest.mark.parametrize("call", [nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.sin], ids=str)
 def test_what_is_one_graph_has_no_break(call: Callable[..., Any]) -> None:
     assert find_graph_break(call, Example((X,))) == ""
+
+
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.cos()
+        return y * 2 if y.sum() > 0 else y
+
+
+def make_branching() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    return Branching(), (X,)
+
+
+@pytest.mark.usefixtures("graphs")
+@pytest.mark.parametrize(("seconds", "named"), [(1.0, True), (0.5, False)])
+def test_a_trial_names_the_break_of_a_plan_that_is_not_faster(seconds: float, named: bool) -> None:
+    spec = WorkloadSpec(f"{__file__}:make_branching")
+    job = Job("try", spec, Plan(backend="counting"), effort=EFFORTS["quick"])
+    tried = PlanExperiment(job, PlanCandidate(job.plan))
+    tried.build()
+    tried.first_calls()
+    found = tried.find_graph_break(Measurement((seconds,) * 9, (1.0,) * 9))
+    assert (f"{__file__}:" in found, "`return y * 2 if y.sum() > 0 else y`" in found) == (named, named)
 
 
 def test_of_a_training_step_the_model_s_line_is_named() -> None:

@@ -50,6 +50,8 @@ class FailureKind(StrEnum):
     """The worker had no more time. That says nothing about its plan."""
 
 
+NOTHING_COMPILED = "nothing was compiled: "
+"""Beginning of the message of a trial whose graph breaks so early that nothing is left to compile."""
 WAITING = "wait for another Torchwise process"
 """Stage that a listener receives while the worker waits for the device (`torchwise.measure.device_lock`)."""
 
@@ -156,6 +158,7 @@ class Trial:
         started_at: seconds since the epoch.
         duel: with a rival of similar speed, or None if there was no need for one.
         repeats: measurements of the plan in further fresh processes.
+        graph_break: where and why the graph of the plan breaks first, if that may be why it is not faster, or "".
     """
 
     number: Count
@@ -170,6 +173,7 @@ class Trial:
     started_at: Amount = 0.0
     duel: Duel | None = None
     repeats: tuple[Measurement, ...] = ()
+    graph_break: str = ""
 
     @property
     def processes(self) -> tuple[Measurement, ...]:
@@ -246,6 +250,15 @@ def relative_speeds(trials: Iterable[Trial], plan: Plan) -> dict[Plan, Interval]
                 found[other] = Interval(so_far.low * ratio.low, so_far.mid * ratio.mid, so_far.high * ratio.high)
                 border.append(other)
     return {other: ratio for other, ratio in found.items() if other != plan}
+
+
+def first_graph_break(trials: Iterable[Trial]) -> str:
+    """Return where and why the graph breaks first, by the first trial that tells, or "" if none does."""
+    for trial in trials:
+        failed = trial.failure.message if trial.failure else ""
+        if found := trial.graph_break or failed.partition(NOTHING_COMPILED)[2]:
+            return found
+    return ""
 
 
 def eager_measured(inspected: Measurement, in_trials: Iterable[Measurement]) -> Measurement:

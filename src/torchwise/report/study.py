@@ -15,6 +15,7 @@ from torchwise.records import format as show
 from torchwise.records.candidates import Row as Candidate
 from torchwise.records.candidates import rows
 from torchwise.records.reasons import format_saving, workload_of
+from torchwise.records.trial import first_graph_break
 from torchwise.report import document as doc
 from torchwise.report.facts import (
     OUTCOME_TONES,
@@ -259,7 +260,9 @@ def next_steps(
         steps.append(doc.Step(lower, "also tries lower precision, if your application permits it"))
     if decision and decision.plan.is_eager and any(trial.plan.backend != "eager" for trial in study.trials):
         why = "torchwise.explain(...) with the same arguments" if live else command_line("explain", spec, store=store)
-        steps.append(doc.Step(why, "names graph breaks and other causes why compiled code is not faster"))
+        breaks = first_graph_break(study.trials)
+        lists = "lists every graph break with its fix" if breaks else "names the causes why compiled code is not faster"
+        steps.append(doc.Step(why, lists))
     if decision and not decision.plan.is_eager:
         applied = doc.Step("fast = torchwise.apply(model, study.decision)", "runs the model with the decided plan")
         shown = doc.Step(

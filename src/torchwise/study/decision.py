@@ -11,7 +11,7 @@ from torchwise.records import Decision, Outcome, Trial
 from torchwise.records.answer import Answer
 from torchwise.records.format import count, seconds, span, time
 from torchwise.records.measurement import describe_contention
-from torchwise.records.trial import CostModel, relative_speeds
+from torchwise.records.trial import CostModel, first_graph_break, relative_speeds
 from torchwise.study.history import TIE, History, sets_threads_alone
 from torchwise.study.pairwise import cheapest
 
@@ -40,10 +40,10 @@ def decide(history: History, environment: Environment) -> Decision:
         environment=environment,
     )
     if chosen is None and (untold := _untold(history)) is not None:
-        reason = _why_inconclusive(untold) + _describe_batch(history, EAGER) + _waits(history)
+        reason = _why_inconclusive(untold) + _name_break(history) + _describe_batch(history, EAGER) + _waits(history)
         return replace(stay, reason=reason, answer=Answer.INCONCLUSIVE)
     if chosen is None:
-        reason = _why_eager(history) + _describe_batch(history, EAGER) + _waits(history)
+        reason = _why_eager(history) + _name_break(history) + _describe_batch(history, EAGER) + _waits(history)
         return replace(stay, reason=reason, answer=Answer.NO)
     plan = chosen.plan
     reasons = [_why(chosen, history), _compare_with_closest(chosen, history), _loss(chosen)]
@@ -234,6 +234,13 @@ def _why_eager(history: History) -> str:
     if any(t.state.is_finished for t in history.trials):
         return f"Stay with eager: no candidate was both right and faster.{_too_few_calls(history)}"
     return f"Stay with eager: nothing is worth a trial.{_too_few_calls(history)}"
+
+
+def _name_break(history: History) -> str:
+    """Name the first graph break of the compiled plans, and the command that lists all of them, or return ""."""
+    if found := first_graph_break(history.trials):
+        return f" The graph breaks: {found}. torchwise explain lists every break with its fix."
+    return ""
 
 
 def _not_comparable(history: History) -> str:

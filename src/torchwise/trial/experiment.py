@@ -15,11 +15,12 @@ from typing import Any, Protocol
 
 from torchwise._torch.dynamo import count_compiled_graphs, count_graph_breaks
 from torchwise.compile import Backend, compile_plan
-from torchwise.compile.uncompiled_reason import why_uncompiled
+from torchwise.compile.uncompiled_reason import find_graph_break, why_uncompiled
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.measure.profile import profile_of
 from torchwise.plan import EAGER, Plan, Trait
 from torchwise.records import Costs, Measurement, Outcome, Verdict, WorkerStage
+from torchwise.records.trial import NOTHING_COMPILED
 from torchwise.trial.error_origin import run_checks
 from torchwise.trial.harness import Calls, Harness
 from torchwise.trial.job import Attempt, Job, Restart
@@ -285,8 +286,8 @@ def attempt(job: Job, stage: Callable[[str], None], backend: Backend | None = No
         stage(WorkerStage.MEASURE)
         measurement = trial.measure()
         own, eager = trial.harness.memory(trial.calls)
-    costs = Costs(cold, peak_memory=own, baseline_peak_memory=eager, cache_bytes=_size(job.cache_dir))
-    return Attempt(costs, verdict, measurement)
+        costs = Costs(cold, peak_memory=own, baseline_peak_memory=eager, cache_bytes=_size(job.cache_dir))
+        return Attempt(costs, verdict, measurement, trial.find_graph_break(measurement))
 
 
 def start_warm(job: Job, stage: Callable[[str], None]) -> Restart:
@@ -310,6 +311,7 @@ class PlanExperiment(Experiment):
     def __init__(self, job: Job, candidate: PlanCandidate) -> None:
         super().__init__(job, candidate)
         self._is_compiled_here = candidate.backend is None and job.plan.backend != "eager"
+        self._may_break = False
 
     def first_calls(self) -> float:
         """Return the seconds of the first calls beyond steady ones.
@@ -317,10 +319,13 @@ class PlanExperiment(Experiment):
         Raises:
             UnsupportedError: the plan compiles, but nothing was compiled.
         """
+        graphs, breaks = count_compiled_graphs(), count_graph_breaks()
         seconds = super().first_calls()
+        has_several = count_compiled_graphs() - graphs > len(self.calls)  # PyTorch does not count every break
+        self._may_break = has_several or count_graph_breaks() > breaks
         if self._is_compiled_here and count_compiled_graphs() == 0:
             workload = self.harness.workload
-            raise UnsupportedError(f"nothing was compiled: {why_uncompiled(workload.call, workload.examples[0])}")
+            raise UnsupportedError(f"{NOTHING_COMPILED}{why_uncompiled(workload.call, workload.examples[0])}")
         return seconds
 
     def check_that_it_settles(self) -> None:
@@ -352,6 +357,16 @@ class PlanExperiment(Experiment):
             )
         named = _list_few(changed) or "its inputs"
         raise UnsupportedError(f"every call compiles again, for each changes what the code depends on: {named}")
+
+    def find_graph_break(self, measurement: Measurement) -> str:
+        """Return the first graph break of a plan that is not surely faster than eager, with its line, or "".
+
+        PyTorch captures the model once more for that, and forgets what it compiled. So nothing may be timed afterwards.
+        """
+        if not (self._is_compiled_here and self._may_break) or measurement.speedup.low > 1:
+            return ""
+        workload = self.harness.workload
+        return find_graph_break(workload.call, workload.examples[0])
 
     def compile_for_other_values(self) -> float:
         """Call on other values until a call compiles nothing, and return the seconds of those that did.

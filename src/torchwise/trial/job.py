@@ -143,11 +143,16 @@ class DerivedJob:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The result of a trial, with no measurement if the verdict is no pass."""
+    """The result of a trial, with no measurement if the verdict is no pass.
+
+    Attributes:
+        graph_break: the first graph break with its line, of a plan that is not surely faster than eager, or "".
+    """
 
     costs: Costs
     verdict: Verdict
     measurement: Measurement | None = None
+    graph_break: str = ""
 
 
 @dataclass(frozen=True, slots=True)

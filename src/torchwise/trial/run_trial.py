@@ -125,7 +125,9 @@ def hold_duel(
 
 def _record_verdict(trial: Trial, attempt: Attempt) -> Trial:
     verdict, measurement = attempt.verdict, attempt.measurement
-    found = replace(trial, verdict=verdict, measurement=measurement, costs=attempt.costs)
+    found = replace(
+        trial, verdict=verdict, measurement=measurement, costs=attempt.costs, graph_break=attempt.graph_break
+    )
     if verdict.outcome is not Outcome.PASS or measurement is None:
         return replace(found, state=TrialState.COMPLETE, reason=f"not verified: {verdict.reason}")
     if measurement.pruned:
