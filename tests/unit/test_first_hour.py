@@ -30,8 +30,8 @@ def test_a_batch_fit_prints_as_its_sizes() -> None:
 
 def test_optimize_ends_with_its_decision(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     study = api.Study(a_study())
-    monkeypatch.setattr(api, "tune", lambda *_args, **_options: study)
-    monkeypatch.setattr(api, "apply", lambda *_args, **_options: "fast")
+    monkeypatch.setattr("torchwise.runtime.optimize.tune", lambda *_args, **_options: study)
+    monkeypatch.setattr("torchwise.runtime.optimize.apply", lambda *_args, **_options: "fast")
     assert torchwise.optimize(torch.tanh, (torch.ones(1),)) == "fast"
     assert capsys.readouterr().err == f"torchwise: {study.decision.reason}\n"
     torchwise.optimize(torch.tanh, (torch.ones(1),), progress=False)

@@ -25,6 +25,7 @@ from torchwise.errors import InputError
 from torchwise.parsing import brief
 from torchwise.records import Decision, codec
 from torchwise.records.codec import Document
+from torchwise.records.shown import Shown
 from torchwise.records.statistics import Count, Seconds
 
 D = TypeVar("D", bound=Document)
@@ -68,6 +69,9 @@ class Manifest(Document):
     compiled_anew: Count
     schema: str = SCHEMA
 
+    def __repr__(self) -> str:
+        return f"<Manifest of {len(self.members)} files by torchwise {self.torchwise}>"
+
     def differences(self) -> list[str]:
         """Name each difference between this machine and its software and those that the code was compiled on."""
         here = environment.detect(self.environment.device)
@@ -76,7 +80,7 @@ class Manifest(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class Info:
+class Info(Shown):
     """Result of `info` for an artifact.
 
     Attributes:
@@ -90,6 +94,9 @@ class Info:
     manifest: Manifest
     sha256: str
     size: int
+
+    def __repr__(self) -> str:
+        return f"<Info on {self.decision.workload.target}: plan {self.decision.plan}, {self.size / 2**20:.1f} MiB>"
 
     def to_json(self) -> str:
         """Return the result as JSON."""

@@ -15,6 +15,7 @@ from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.answer import Answer, Trust, exceeds, judge_trust
 from torchwise.records.codec import Document
 from torchwise.records.measurement import Inspection, Measurement
+from torchwise.records.shown import Shown
 from torchwise.records.statistics import Amount, Count, Duration, Interval, Positive, Seconds
 from torchwise.records.trial import CostModel, Costs, Trial, eager_measured
 
@@ -159,11 +160,14 @@ class BatchFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(Shown):
     """A piece of advice that follows from the figures."""
 
     rule: str
     text: str
+
+    def __repr__(self) -> str:
+        return f"<Advice {self.rule}: {self.text}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +205,9 @@ class Analysis(Document):
     batch_size: Positive | None = None
     trust: Trust | None = field(default=None, compare=False)
     schema: str = "torchwise.analysis/1"
+
+    def __repr__(self) -> str:
+        return f"<Analysis of {self.plan} for {self.workload.target}: {self.advice[0].text if self.advice else ''}>"
 
     @property
     def plan(self) -> Plan:

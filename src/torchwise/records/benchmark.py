@@ -208,6 +208,10 @@ class Benchmark(Document):
     trust: Trust | None = field(default=None, compare=False)
     schema: str = "torchwise.bench/1"
 
+    def __repr__(self) -> str:
+        rows, targets = len(self.rows), len(self.workloads)
+        return f"<Benchmark of {targets} target{'s' * (targets != 1)}, {rows} row{'s' * (rows != 1)}>"
+
     def select_rows(self, workload: WorkloadSpec) -> tuple[Row, ...]:
         """Return the rows of one target, in the order in which they ran."""
         return tuple(row for row in self.rows if row.workload == workload)

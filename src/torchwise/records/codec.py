@@ -22,6 +22,7 @@ from torchwise.former_names import with_current_names
 from torchwise.parsing import brief, parse_json, short_repr
 from torchwise.plan import Plan
 from torchwise.plan.known_names import check_known
+from torchwise.records.shown import Shown
 
 T = TypeVar("T")
 
@@ -87,7 +88,7 @@ def parse(text: str | bytes, kind: type) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class Document(Shown):
     """A record that is kept by itself. Its field `schema` names its format, by default that of this version."""
 
     def to_json(self) -> str:

@@ -62,6 +62,10 @@ class Comparison(Document):
     trust: Trust | None = None
     schema: str = "torchwise.comparison/1"
 
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{len(found)} {change}" for change in Change if (found := self.select_rows(change)))
+        return f"<Comparison of two benchmarks, B has regressions: {self.regressed}; {counts or 'no rows'}>"
+
     def select_rows(self, change: Change) -> tuple[RowComparison, ...]:
         """Return the rows of one kind."""
         return tuple(row for row in self.rows if row.change is change)

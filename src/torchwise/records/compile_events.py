@@ -203,6 +203,12 @@ class CompileEvents(Document):
     notes: tuple[str, ...] = ()
     schema: str = "torchwise.watched/1"
 
+    def __repr__(self) -> str:
+        counts = f"{len(self.compilations)} compilations, {len(self.breaks)} graph breaks"
+        return (
+            f"<CompileEvents of {self.seconds:.1f} s: {counts}, {sum(one.count for one in self.recompiles)} recompiles>"
+        )
+
     @property
     def compile_s(self) -> float:
         """Total seconds of all compilations."""

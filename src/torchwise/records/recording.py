@@ -88,6 +88,10 @@ class Recording(Document):
     notes: tuple[str, ...] = ()
     schema: str = "torchwise.recording/1"
 
+    def __repr__(self) -> str:
+        count = len(self.modules)
+        return f"<Recording of {self.program}: {count} module{'s' * (count != 1)} in {self.seconds:.3g} s>"
+
     def share(self, module: RecordedModule) -> float:
         """Return the share of a module's calls in the whole time, at most 1."""
         return min(module.seconds / self.seconds, 1.0) if self.seconds > 0 else 0.0

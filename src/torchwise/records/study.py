@@ -19,6 +19,7 @@ from torchwise.records import codec
 from torchwise.records.answer import Reliability, Trust, judge_trust
 from torchwise.records.decision import Decision
 from torchwise.records.measurement import Inspection, Measurement
+from torchwise.records.shown import Shown
 from torchwise.records.statistics import Amount, Count, Seconds
 from torchwise.records.trial import CostModel, Trial, TrialState, eager_measured, eager_peak_memory
 
@@ -34,7 +35,7 @@ class StudyState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Study:
+class Study(Shown):
     """One request, its trials, and the decision.
 
     Attributes:
@@ -64,6 +65,10 @@ class Study:
     decision: Decision | None = None
     created_at: Amount = 0.0
     seconds: Seconds = 0.0
+
+    def __repr__(self) -> str:
+        reason = self.decision.reason if self.decision else f"{self.state}, {len(self.trials)} trials"
+        return f"<Study {self.id} of {self.workload.target}: {reason}>"
 
     def check_read(self) -> None:
         """Raise an InputError for unknown words."""

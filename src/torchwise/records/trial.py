@@ -18,6 +18,7 @@ from torchwise.plan import Plan
 from torchwise.records.answer import Answer
 from torchwise.records.measurement import INTERFERENCE_FACTOR, Measurement
 from torchwise.records.processes import cold_speedup_across, is_faster_across, speedup_across
+from torchwise.records.shown import Shown
 from torchwise.records.statistics import Amount, Count, Interval, Seconds
 from torchwise.records.verdict import Outcome, Verdict
 
@@ -143,7 +144,7 @@ class Duel:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(Shown):
     """One candidate plan with its results.
 
     Attributes:
@@ -174,6 +175,9 @@ class Trial:
     duel: Duel | None = None
     repeats: tuple[Measurement, ...] = ()
     graph_break: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Trial {self.number} of {self.plan}: {self.reason or self.state}>"
 
     @property
     def processes(self) -> tuple[Measurement, ...]:

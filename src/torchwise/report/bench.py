@@ -314,7 +314,12 @@ OUTCOMES = {
 
 
 def render_comparison(comparison: Comparison) -> RenderableType:
-    """Return a comparison for a terminal. The sentence with the counts comes last, where a log ends."""
+    """Return a comparison for a terminal."""
+    return render_terminal(comparison_document(comparison))
+
+
+def comparison_document(comparison: Comparison) -> doc.Document:
+    """Return the report on a comparison. The sentence with the counts comes last, where a log ends."""
     differences = doc.Section(
         "A and B ran in different environments, which may cause changes:",
         (doc.Items(comparison.differences),),
@@ -331,7 +336,7 @@ def render_comparison(comparison: Comparison) -> RenderableType:
         ),
         doc.Text(sentence(comparison), tone=OUTCOMES[comparison.regressed][1]),
     )
-    return render_terminal(doc.Document("Comparison of two benchmarks", blocks))
+    return doc.Document("Comparison of two benchmarks", blocks)
 
 
 def sentence(comparison: Comparison) -> str:

@@ -73,6 +73,11 @@ def _no_fault(bisection: Bisection) -> list[str]:
 
 def render_bisection(bisection: Bisection) -> RenderableType:
     """Return a bisection for a terminal."""
+    return render_terminal(bisection_document(bisection))
+
+
+def bisection_document(bisection: Bisection) -> doc.Document:
+    """Return the report on a bisection."""
     tone = doc.Tone.STRONG if bisection.found else doc.Tone.GOOD if bisection.is_comparable else doc.Tone.WARNING
     probes = tuple(
         doc.Row((step.what, describe_symptom(step.observation), show.seconds(step.seconds))) for step in bisection.steps
@@ -86,7 +91,7 @@ def render_bisection(bisection: Bisection) -> RenderableType:
         doc.Table("Probes", COLUMNS, probes),
         doc.Text(total, tone=doc.Tone.MUTED),
     )
-    return render_terminal(doc.Document("Bisection", blocks))
+    return doc.Document("Bisection", blocks)
 
 
 def _operations(bisection: Bisection) -> Iterator[doc.Block]:

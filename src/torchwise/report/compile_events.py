@@ -44,7 +44,12 @@ class _Function:
 
 
 def print_compile_events(events: CompileEvents, console: Console) -> None:
-    """Print a summary, graph breaks with their fixes, recompilations, fallbacks, and compile times."""
+    """Print what the compiler reported."""
+    console.print(render_terminal(events_document(events)))
+
+
+def events_document(events: CompileEvents) -> doc.Document:
+    """Return the report: a summary, graph breaks with their fixes, recompilations, fallbacks, and compile times."""
     blocks: tuple[doc.Block, ...] = (
         doc.Text(sentence(events), tone=doc.Tone.STRONG),
         *_limited_section("Graph breaks", map(_describe_break, events.breaks)),
@@ -53,7 +58,7 @@ def print_compile_events(events: CompileEvents, console: Console) -> None:
         *([doc.Section("Compiled", (_compilation_table(events.compilations),))] if events.compilations else []),
         *(doc.Text(show.one_line(note), "Note: ", doc.Tone.MUTED) for note in events.notes),
     )
-    console.print(render_terminal(doc.Document("Compiler", blocks)))
+    return doc.Document("Compiler", blocks)
 
 
 def sentence(events: CompileEvents) -> str:

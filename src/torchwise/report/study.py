@@ -70,7 +70,12 @@ def render_study(study: Study, name: str | None = None, store: str | None = None
 
 def render_decision(decision: Decision) -> RenderableType:
     """Return a decision for a terminal: its reason, its figures, and its target and machine."""
-    return render_terminal(doc.Document("", (_decision_panel(decision, ()),)))
+    return render_terminal(decision_document(decision))
+
+
+def decision_document(decision: Decision) -> doc.Document:
+    """Return the report on a decision alone."""
+    return doc.Document("", (_decision_panel(decision, ()),))
 
 
 def render_html(study: Study, name: str | None = None, store: str | None = None) -> str:

@@ -15,6 +15,7 @@ from torchwise.alerts import alert
 from torchwise.compile.cuda_graphs.compile_freeze import count_captured_graphs
 from torchwise.compile.recompiles import RecompileLimitError
 from torchwise.records import Decision
+from torchwise.records.shown import Shown
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 
 logger = logging.getLogger("torchwise")
@@ -72,7 +73,7 @@ class Histogram:
 
 
 @dataclass(slots=True)
-class Statistics:
+class Statistics(Shown):
     """The counts of the calls so far.
 
     Counts are exact for calls that follow one another. Calls of several threads at once may be missed now and then, as
@@ -116,6 +117,10 @@ class Statistics:
     later_compiles_s: float = 0.0
     latency: Histogram = field(default_factory=Histogram)
     at_freeze: tuple[int, int] | None = None
+
+    def __repr__(self) -> str:
+        failed = f", {sum(self.failures.values())} failures" if self.failures else ""
+        return f"<Statistics: {self.optimized} calls by the plan, {sum(self.original.values())} as written{failed}>"
 
     def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
         """Read a pickle. One of an earlier version lacks some counts."""
@@ -216,7 +221,7 @@ class Statistics:
 
 
 @dataclass(slots=True)
-class Counts:
+class Counts(Shown):
     """Calls by size and bucket so far. Counts are exact for sequential calls, as in `Statistics`.
 
     Attributes:
@@ -239,6 +244,9 @@ class Counts:
     compiles: int | None = None
     captures: int | None = None
     first_calls: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<Counts: {sum(self.calls.values())} calls in {len(self.calls)} buckets, {self.beyond} beyond them>"
 
     @property
     def padded_share(self) -> float:

@@ -13,6 +13,7 @@ import numpy as np
 from torchwise.errors import InputError, is_count
 from torchwise.former_names import renamed_arguments
 from torchwise.keywords import checked_keywords
+from torchwise.records.shown import Shown
 
 STATIC_SHARE = 0.99
 """Share of calls that the most frequent sizes need for static plans. The original answers the other sizes."""
@@ -132,7 +133,7 @@ def _coarsen_sizes(histogram: dict[int, float]) -> dict[int, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Shown):
     """The best way to run these sizes, and why.
 
     Attributes:
@@ -145,6 +146,9 @@ class Choice:
     kind: Literal["static", "buckets", "dynamic"]
     sizes: tuple[int, ...]
     reason: str
+
+    def __repr__(self) -> str:
+        return f"<Choice of {self.kind} at {', '.join(map(str, self.sizes))}: {self.reason}>"
 
 
 @renamed_arguments(verified="proven")

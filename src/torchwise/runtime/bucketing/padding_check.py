@@ -13,6 +13,7 @@ import torch
 from torchwise.compile.signature import is_plain, plain_key
 from torchwise.errors import BaselineError, InputError, InternalError, format_error, is_count
 from torchwise.keywords import checked_keywords
+from torchwise.records.shown import Shown
 from torchwise.runtime.bucketing.padding import Carrier, Padder, Padding, tensors_by_path
 from torchwise.verify import is_stochastic, mismatch
 from torchwise.verify.observe import Observation, draws, observe
@@ -32,7 +33,7 @@ FLOAT64_ERROR = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class VerifiedPadding:
+class VerifiedPadding(Shown):
     """A verified rule, which changes no output.
 
     Attributes:
@@ -48,6 +49,10 @@ class VerifiedPadding:
     example: Example
     cases: int
     in_float64: bool
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(map(str, self.buckets))
+        return f"<VerifiedPadding to {sizes}: {self.cases} pairs of answers agree>"
 
 
 @checked_keywords()

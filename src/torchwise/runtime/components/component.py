@@ -18,6 +18,7 @@ from torchwise.environment import available_cpus
 from torchwise.errors import TorchwiseError
 from torchwise.plan import EAGER
 from torchwise.records import Interval
+from torchwise.records.shown import Shown
 from torchwise.runtime.components.config import CompileConfig, is_disabled
 from torchwise.runtime.components.find import (
     Find,
@@ -52,7 +53,7 @@ _here = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
-class ComponentStatistics:
+class ComponentStatistics(Shown):
     """Statistics of a component, since it was registered or last cleared.
 
     Attributes:
@@ -80,6 +81,10 @@ class ComponentStatistics:
     sentences: Mapping[FallbackReason, str] = field(default_factory=dict)
     verified: bool | None = None
     counts: Statistics = field(default_factory=Statistics)
+
+    def __repr__(self) -> str:
+        calls = f"{self.optimized} calls by {self.plan or 'no plan'}, {sum(self.original.values())} as written"
+        return f"<ComponentStatistics: {calls}; {self.reason}>"
 
     def snapshot(self) -> dict[str, Any]:
         """Return the statistics as plain data, to be logged or sent."""

@@ -162,6 +162,10 @@ class OptimizedProgram(Generic[T]):
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.original, name, value)
 
+    def _repr_html_(self) -> str:
+        report: TunedProgram = self.report
+        return report._repr_html_()
+
     def __repr__(self) -> str:
         return f"<OptimizedProgram of {type(self.original).__qualname__}: {self.report!r}>"
 

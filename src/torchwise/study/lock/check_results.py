@@ -12,6 +12,7 @@ from torchwise.records import format as show
 from torchwise.records.answer import EXIT_INCONCLUSIVE, Trust
 from torchwise.records.statistics import Amount, Share
 from torchwise.report.document import Block, Document, Items, Section, Text, Tone, trust_text
+from torchwise.report.html import render_page
 from torchwise.report.progress import AnalyzeProgress
 from torchwise.report.terminal import render_terminal
 
@@ -96,6 +97,12 @@ class Check(codec.Document):
     trust: Trust | None = None
     schema: str = SCHEMA
 
+    def __repr__(self) -> str:
+        return f"<Check of {show.pluralize(len(self.rows), 'section')}: {sentence(self)}>"
+
+    def _repr_html_(self) -> str:
+        return render_page(check_document(self))
+
     def select_rows(self, state: State) -> tuple[Checked, ...]:
         """Return the rows of one state."""
         return tuple(row for row in self.rows if row.state is state)
@@ -124,6 +131,11 @@ class CheckProgress(AnalyzeProgress):
 
 def render_check(check: Check) -> RenderableType:
     """Return a check for a terminal."""
+    return render_terminal(check_document(check))
+
+
+def check_document(check: Check) -> Document:
+    """Return the report on a check."""
     found = ((state, check.select_rows(state)) for state in TITLES)
     tone = {0: Tone.GOOD, EXIT_INCONCLUSIVE: Tone.WARNING}.get(check.exit_code, Tone.BAD)
     blocks: tuple[Block, ...] = (
@@ -135,7 +147,7 @@ def render_check(check: Check) -> RenderableType:
         ),
         Text(sentence(check), tone=tone),
     )
-    return render_terminal(Document("Check of a lock", blocks))
+    return Document("Check of a lock", blocks)
 
 
 def sentence(check: Check) -> str:

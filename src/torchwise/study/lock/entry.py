@@ -24,6 +24,7 @@ from torchwise.plan.plan import SCHEMA as PLAN_SCHEMA
 from torchwise.plan.space import numerics_of
 from torchwise.plan.workload_spec import LIVE, WorkloadSpec
 from torchwise.records import Decision, Interval, Study, StudyState, codec
+from torchwise.records.shown import Shown
 
 if TYPE_CHECKING:
     from torchwise.store import Storage
@@ -46,7 +47,7 @@ _FINITE = ("baseline_s", "saved_s", "cold_s", "warm_s", "error")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Shown):
     """One locked plan.
 
     Attributes:
@@ -60,6 +61,9 @@ class Entry:
     verdict: str
     plan_s: Interval | None
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Entry for {self.decision.workload.target}: {self.decision.plan}>"
 
     @property
     def key(self) -> tuple[str, str, str]:

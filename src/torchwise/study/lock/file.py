@@ -21,6 +21,7 @@ from torchwise.errors import InputError
 from torchwise.keywords import checked_keywords
 from torchwise.parsing import brief, parse_toml, read_bytes
 from torchwise.records import Decision
+from torchwise.records.shown import Shown
 from torchwise.study.lock.entry import Entry, Key, entry_in, section_of
 
 SCHEMA = "torchwise.lock/1"
@@ -33,10 +34,13 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Lock:
+class Lock(Shown):
     """Contents of a lock file: at most one entry for each key, sorted by key."""
 
     entries: tuple[Entry, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Lock of {', '.join(self.targets) or 'nothing'}>"
 
     @property
     def targets(self) -> tuple[str, ...]:
