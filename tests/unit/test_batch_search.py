@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from test_study import GOOD, INDUCTOR, samples
+from torch import nn
 
 from torchwise.errors import BaselineError, InputError
 from torchwise.plan import EAGER, Plan
@@ -23,8 +25,9 @@ from torchwise.store import Storage, open_storage
 from torchwise.study import Request, run_study
 from torchwise.study.batch_search import SampleCheck
 from torchwise.study.cluster.manifest import Task
-from torchwise.trial import ProcessLauncher
+from torchwise.trial import ProcessLauncher, sample_check
 from torchwise.trial.job import Attempt, Job, Restart
+from torchwise.workload import Example, Workload
 
 
 class Server:
@@ -244,3 +247,28 @@ def test_reports_name_the_limit_and_the_command_leaves_the_batch_to_the_search(s
     assert "batch" not in command_line("tune", spec)
     assert not replace(spec, latency_limit=None).times_each_call
     assert spec.times_each_call, "a server waits for each call"
+
+
+class Sampler(nn.Module):
+    """Adds noise of its own to each sample, or the same to all."""
+
+    def __init__(self, *, shared: bool) -> None:
+        super().__init__()
+        self.shared = shared
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randn(x.shape[1:] if self.shared else x.shape)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_model_that_draws_passes_if_each_sample_has_noise_of_its_own(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = Workload(Sampler(shared=shared).eval(), (Example((torch.randn(1, 8),)),))
+    monkeypatch.setattr(sample_check, "load", lambda _: workload)
+    order = SampleCheck(Request(WorkloadSpec("zoo:any")).make_job("try"))
+    if not shared:
+        assert sample_check.check_samples(order, lambda _: None) == BatchDim(0, 1)
+        return
+    with pytest.raises(InputError, match="random samples of a batch are not those of single calls"):
+        sample_check.check_samples(order, lambda _: None)

@@ -7,20 +7,17 @@ function that draws, the distribution and the independence of successive samples
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import torch
 
 from torchwise.alerts import OnceLog
 from torchwise.errors import InputError, TorchwiseError, first_line, format_error, is_count
-from torchwise.records import Outcome
 from torchwise.runtime.batch_calls import inspect_call
 from torchwise.verify import verify_samples
-from torchwise.verify.independence import NoisyError, shuffle_samples
-from torchwise.verify.stochastic import check_noise
+from torchwise.verify.independence import Many, NoisyError, verify_random_samples
 from torchwise.workload import Example, pytree
-from torchwise.workload.module_state import preserve_generators
 from torchwise.workload.samples import Call, merge_calls, split_answer
 from torchwise.workload.workload import as_args
 
@@ -29,8 +26,6 @@ _ONCE = OnceLog()
 MAX_BATCH = 64
 NOISE_S = 1.0
 """Seconds of calls to verify a function that draws random numbers, if they take that long."""
-Many = Callable[[list[Call]], list[Any]]
-"""Answers several calls of one form."""
 
 
 class BatchedFunction:
@@ -108,7 +103,7 @@ class BatchedFunction:
         try:
             verify_samples(self._function, Example(*merge_calls(calls)))
         except NoisyError:
-            self._verify_noise(calls, self._run_joined)
+            self._verify_noise(calls[0], self._run_joined)
 
     def _verify_vmapped(self, calls: list[Call]) -> None:
         stacked = _stack(calls)
@@ -117,32 +112,10 @@ class BatchedFunction:
                 raise NoisyError("without inputs, only random numbers tell one call from another")
             verify_samples(self._vmapped, Example(*stacked), alone=self._alone)
         except NoisyError:
-            self._verify_noise(calls, self._run_vmapped)
+            self._verify_noise(calls[0], self._run_vmapped)
 
-    def _verify_noise(self, calls: list[Call], many: Many) -> None:
-        """Compare samples of batches with single calls, as to their distribution and their independence.
-
-        Every other sample of a batch has other inputs. So neither other inputs nor equal noise pass unseen.
-
-        Raises:
-            InputError: they differ.
-        """
-        call, size = calls[0], min(self._max_batch, 16)
-        other = shuffle_samples(call)
-
-        def draw_samples() -> Iterator[Any]:
-            while True:
-                yield from many([call, other] * (size // 2))[::2]
-
-        samples = draw_samples()
-        device = "cuda" if any(tensor.is_cuda for tensor in pytree.tensors(call)) else "cpu"
-        with preserve_generators(device):
-            checks = check_noise(
-                lambda: next(samples), lambda: self._call(call), budget_s=NOISE_S, exact_precision=True
-            )
-        for check in checks:
-            if check.outcome is not Outcome.PASS:
-                raise InputError(f"random samples of a batch are not those of single calls: {check.detail}")
+    def _verify_noise(self, call: Call, many: Many) -> None:
+        verify_random_samples(many, self._call, call, budget_s=NOISE_S)
 
     def _run_joined(self, calls: list[Call]) -> list[Any]:
         args, kwargs = merge_calls(calls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.plan.workload_spec import BatchDim
@@ -11,7 +12,10 @@ from torchwise.trial.error_origin import check_plainly
 from torchwise.trial.job import DerivedJob
 from torchwise.trial.loading import load, refuse_step
 from torchwise.verify import verify_samples
-from torchwise.workload.workload import batch_of
+from torchwise.verify.independence import NoisyError, verify_random_samples
+from torchwise.workload import Workload
+from torchwise.workload.samples import Call, merge_calls, split_answer
+from torchwise.workload.workload import batch_of, resize_example
 
 
 def check_samples(order: DerivedJob, stage: Callable[[str], None]) -> BatchDim:
@@ -25,8 +29,27 @@ def check_samples(order: DerivedJob, stage: Callable[[str], None]) -> BatchDim:
     refuse_step(workload, "a search for a batch size under a latency limit")
     stage(WorkerStage.VERIFY)
     try:
-        verify_samples(workload.call, workload.examples[0])
+        _verify(workload, order.job.effort.noise_s)
     except (InputError, UnsupportedError):
         check_plainly(workload)
         raise
     return batch_of(workload.examples[0], 0)
+
+
+def _verify(workload: Workload, noise_s: float) -> None:
+    model, example = workload.call, workload.examples[0]
+    try:
+        verify_samples(model, example)
+    except NoisyError:
+        if getattr(model, "training", False):  # which dropout draws in, and no server wants
+            raise
+        first = resize_example(example, 0, 1)
+
+        def answer_many(calls: list[Call]) -> list[Any]:
+            args, kwargs = merge_calls(calls)
+            return split_answer(model(*args, **kwargs), [1] * len(calls), len(calls))
+
+        def answer_one(call: Call) -> Any:
+            return model(*call[0], **call[1])
+
+        verify_random_samples(answer_many, answer_one, (first.args, dict(first.kwargs)), budget_s=noise_s)

@@ -6,22 +6,29 @@ that a call writes, as one call of a batch leaves other values than a call for e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from torchwise.errors import InputError, format_error
+from torchwise.records import Outcome
 from torchwise.verify.deviation import is_rounded, legible
 from torchwise.verify.reference import as_reference, float64_of, widen
 from torchwise.verify.spot_check import differs
+from torchwise.verify.stochastic import check_noise
 from torchwise.workload import Example, pytree
-from torchwise.workload.samples import split_answer, take_samples
+from torchwise.workload.module_state import preserve_generators
+from torchwise.workload.samples import Call, split_answer, take_samples
 from torchwise.workload.workload import batch_of, resize_example
 
 Tensors = dict[str, torch.Tensor]
+Many = Callable[[list[Call]], list[Any]]
+"""Answers several calls of one form."""
 SAMPLES = 4
 """Samples of the batch that is compared with its samples alone."""
+RANDOM_SAMPLES = 8
+"""Samples of a batch that are compared in distribution. As many others lie between them."""
 FLOAT64_ERROR = 1e-6
 """Error in float64 that counts as rounding, as a model may compute parts in float32 for any input."""
 SEED = 20_261_126
@@ -67,6 +74,36 @@ def verify_samples(
                 buffers[name].copy_(kept[name])
 
 
+def verify_random_samples(many: Many, alone: Callable[[Call], Any], call: Call, *, budget_s: float) -> None:
+    """Verify that random samples of a batch are distributed as those of single calls, and as independent.
+
+    Every other sample of a batch has other inputs. So neither other inputs nor equal noise pass unseen. The random
+    numbers of the process are restored.
+
+    Args:
+        many: answers several calls in a batch.
+        alone: answers one call.
+        call: the call to compare.
+        budget_s: seconds for all calls, of which there are some 120 at least.
+
+    Raises:
+        InputError: they differ.
+    """
+    other = pytree.map_tensors(lambda tensor: _scale(_shuffle(tensor)), call)
+
+    def draw_samples() -> Iterator[Any]:
+        while True:
+            yield from many([call, other] * RANDOM_SAMPLES)[::2]
+
+    samples = draw_samples()
+    device = "cuda" if any(tensor.is_cuda for tensor in pytree.tensors(call)) else "cpu"
+    with torch.no_grad(), preserve_generators(device):
+        checks = check_noise(lambda: next(samples), lambda: alone(call), budget_s=budget_s, exact_precision=True)
+    for check in checks:
+        if check.outcome is not Outcome.PASS:
+            raise InputError(f"random samples of a batch are not those of single calls: {check.detail}; {WAY_OUT}")
+
+
 def _make_batch(model: Callable[..., Any], example: Example) -> Example:
     """Return a batch of unlike samples that the model accepts.
 
@@ -101,11 +138,6 @@ def _shuffle(tensor: torch.Tensor) -> torch.Tensor:
     rows = tensor.flatten(1)
     orders = torch.rand(rows.shape, generator=torch.Generator().manual_seed(SEED)).argsort(1).to(tensor.device)
     return rows.gather(1, orders).view(tensor.shape)
-
-
-def shuffle_samples(tree: Any) -> Any:
-    """Return a tree with the values of each sample shuffled and scaled."""
-    return pytree.map_tensors(lambda tensor: _scale(_shuffle(tensor)), tree)
 
 
 def _scale(tensor: torch.Tensor) -> torch.Tensor:
