@@ -20,7 +20,7 @@ from torchwise.zoo.random_inputs import Request
 from torchwise_models.zoo.catalogue.energy_flow import ENTRIES
 from torchwise_models.zoo.energy_flow.carrier import STEEPNESS, STRIDE, Carried
 from torchwise_models.zoo.energy_flow.life import CYCLE, DIVISION, FLOOR, LIFESPAN, MATURITY, MODES, RETENTION, level_of
-from torchwise_models.zoo.energy_flow.storage import FREE, FlowState, FlowStorage, draw_storage, take
+from torchwise_models.zoo.energy_flow.storage import FREE, FlowState, FlowStorage, draw_state, draw_storage, take
 
 OPERATIONS = [entry.operation for entry in ENTRIES]
 SIZES = {entry.operation: entry.sizes for entry in ENTRIES}
@@ -29,13 +29,14 @@ OUTPUTS = {  # the shape of each output
     "carrier": [(8, 32), (8, 3), (8,), (8, 2, 32)],
     "fused_step": [(8, 3), (8, 32), (8, 2, 32), (8,), (8,), (8,), (8, 3), (), (), ()],
     "storage": [(6, 3), (6, 32), (6, 2, 32), (6,), (8, 3), (8, 32), (8, 2, 32), (8,)],
+    "storage_in_place": [()],
     "processor": [(8, 3), (8, 32), (8, 2, 32), (8,), (8,), (8,), (), (), (), (), (), ()],
     "padded_processor": [(8, 3), (8, 32), (8, 2, 32), (8,), (8,), (8,), (), (), (), (), (), ()],
     "rollout": [(8, 3), (8, 32), (8, 2, 32), (8,), (8,), (8,), (), (6,), (6,), (6,)],
     "dynamic_rollout": [(8, 3), (8, 32), (8, 2, 32), (8,), (8,), (8,), (), (6,), (6,), (6,)],
     "embedding_mapper": [(8, 3), (8, 32)],
 }
-TRAINED = [operation for operation in OPERATIONS if operation != "storage"]
+TRAINED = [operation for operation in OPERATIONS if not operation.startswith("storage")]
 
 
 def build(operation: str, dtype: torch.dtype = torch.float32, seed: int = 0, **size: int) -> Workload:
@@ -277,6 +278,17 @@ def test_storage_fetches_and_updates_the_live_flows_only() -> None:
         assert torch.equal(got, torch.stack([old[slot] for slot in live]))
         expected = [rows[live.index(slot)] if slot in live else old[slot] for slot in range(8)]
         assert torch.equal(new, torch.stack(expected))
+
+
+def test_storage_is_updated_in_place_as_in_new_memory() -> None:
+    for live in (8, 5, 0):
+        storage, fresh = storage_of(8), draw_state(Request("fresh", "cpu", torch.float64, 3), 3, 8, 8)
+        active = torch.arange(8).flip(0) < live
+        first = FlowState(*(rows[:live] for rows in fresh))
+        _, expected = family.fetch_and_update(storage.state, active, first)
+        assert int(family.update_in_place(storage.state, active, fresh)) == live
+        for ours, theirs in zip(storage.state, expected, strict=True):
+            assert torch.equal(ours, theirs)
 
 
 def sequential(net: family.FusedStep, storage: FlowStorage) -> tuple[FlowStorage, int, int]:

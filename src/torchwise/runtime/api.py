@@ -1,15 +1,13 @@
-"""The Python interface: `tune` and `apply`, and the search in the background behind `optimize`."""
+"""The Python interface: `tune` and `apply`."""
 
 from __future__ import annotations
 
 import logging
-import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from torchwise.environment import default_device
 from torchwise.errors import InputError, StalePlanError
@@ -22,7 +20,6 @@ from torchwise.plan.workload_spec import (
     Mode,
     NumericsName,
     Objective,
-    OptionKeywords,
     Sizes,
     TuneOptions,
 )
@@ -348,54 +345,3 @@ def wrap_model(
         return OptimizedStep(model, decision, refusal, **options)
     wrap = OptimizedModule if isinstance(model, torch.nn.Module) else OptimizedFunction
     return wrap(model, decision, refusal, **options)
-
-
-def start_in_background(
-    model: Any,
-    args: Any = None,
-    kwargs: dict[str, Any] | None = None,
-    *,
-    canary: int | None = None,
-    examples: Sequence[Example] | None = None,
-    sizes: Sizes = "as-given",
-    store: str | None = None,
-    minimum_speedup: float = 1.0,
-    when_over: Callable[[], object] | None = None,
-    progress: bool = True,  # noqa: ARG001
-    **options: Unpack[OptionKeywords],
-) -> OptimizedModule | OptimizedFunction:
-    """Return a callable that runs `model` as it is, until a search in another process has found a plan.
-
-    Args:
-        model: as for `tune`.
-        args: as for `tune`.
-        kwargs: as for `tune`.
-        canary: as for `apply`.
-        examples: as for `tune`.
-        sizes: as for `tune`.
-        store: as for `tune`.
-        minimum_speedup: the speed-up over eager that a plan must surely reach.
-        when_over: called when the search is over, in a thread of its own.
-        progress: without effect.
-        **options: as for `tune`.
-
-    Raises:
-        InputError: an argument cannot be used, or `mode` is not inference.
-    """
-    from torchwise.runtime.background import Order, initial_decision, start
-    from torchwise.runtime.fallback_reason import Fallback, FallbackReason
-
-    request, workload = make_request(model, args, kwargs, examples, TuneOptions(sizes=sizes, **options))
-    if request.workload.mode != "inference":
-        raise InputError(
-            f"mode is {request.workload.mode!r}, but background search supports only inference: call tune, then apply"
-        )
-    assert workload is not None, "there is no background search for a target"
-    decision = initial_decision(workload, request)
-    searching = Fallback(FallbackReason.TUNING_IN_BACKGROUND)
-    optimized: Any = wrap_model(workload.call, decision, searching, canary=canary)
-    efforts = ("quick", request.effort) if request.plans is None else (request.effort,)
-    order = Order(request, tuple(dict.fromkeys(efforts)), store, tuple(sys.path), minimum_speedup, time.time())
-    vars(optimized)["background"] = start(optimized, workload, order, canary, when_over)
-    result: OptimizedModule | OptimizedFunction = optimized
-    return result

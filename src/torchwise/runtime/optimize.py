@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 from torchwise.errors import InputError
 from torchwise.keywords import checked_keywords
 from torchwise.plan.workload_spec import Sizes, TuneKeywords
-from torchwise.runtime.api import apply, start_in_background, tune
+from torchwise.runtime.api import apply, tune
+from torchwise.runtime.start_background import start_in_background
 
 if TYPE_CHECKING:
     from torchwise.runtime import OptimizedFunction, OptimizedModule, OptimizedStep

@@ -154,8 +154,9 @@ class Component:
         if fallback is None and found is None:
             return self._first(plain, args, kwargs)
         if fallback is None and found is not None:
-            found = found if found.waiting is None else self._read_background(found)
             if found.optimized is not None:
+                return self._call_plan(found.optimized, args, kwargs)
+            if found.waiting is not None and (found := self._read_background(found)).optimized is not None:
                 return self._call_plan(found.optimized, args, kwargs)
             self._raise_unless_fallback(found)
             fallback = found.fallback
@@ -210,7 +211,7 @@ class Component:
         if getattr(_here, "first", False):  # this thread would wait for itself, and its first call searches later
             return
         with _searching:
-            if self._found is None and self._aside() is None:
+            if self._found is None and self._aside() is None and not self.is_frozen:
                 self._seek(self._examples or tuple(examples))
 
     @property
@@ -243,8 +244,6 @@ class Component:
             return DISABLED
         if not self.config.enabled:
             return SWITCHED_OFF
-        if self.is_frozen and self._found is None:
-            return FROZEN
         return WITHIN if getattr(_here, "within", False) else None
 
     def _read_background(self, found: Found) -> Found:
@@ -265,6 +264,8 @@ class Component:
         logger.info("torchwise: component %s: %s", self.name, found.reason)
 
     def _first(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.is_frozen:
+            return self._plainly(FROZEN, plain, args, kwargs)
         if _is_unusual():
             return self._plainly(UNUSUAL, plain, args, kwargs)
         if not _searching.acquire(blocking=False):

@@ -61,7 +61,7 @@ def search_in_background(
     Raises:
         InputError: the component or its inputs cannot be sent to another process.
     """
-    from torchwise.runtime.api import start_in_background
+    from torchwise.runtime.start_background import start_in_background
 
     options = config.tune_keywords()
     options["examples"] = examples

@@ -45,6 +45,16 @@ ENTRIES = (
         },
     ),
     Entry(
+        "energy_flow.storage_in_place",
+        "The same update by masks, in place: no wait, so that a CUDA graph can hold it and write to the storage",
+        {
+            "small": {"capacity": 8, "hidden": 32},
+            "medium": {"capacity": 512, "hidden": 1024},
+            "large": {"capacity": 8192, "hidden": 1024},
+            "extreme": {"capacity": 65536, "hidden": 1024},
+        },
+    ),
+    Entry(
         "energy_flow.processor",
         "Flows are born and die, so shapes depend on data: graph breaks, waits, recompilation",
         {

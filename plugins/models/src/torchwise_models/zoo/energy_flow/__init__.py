@@ -15,7 +15,14 @@ from torchwise_models.zoo.energy_flow.processor import (
 )
 from torchwise_models.zoo.energy_flow.rollout import Rollout, build_dynamic_rollout, build_rollout
 from torchwise_models.zoo.energy_flow.step import FusedStep, build_fused_step
-from torchwise_models.zoo.energy_flow.storage import FlowState, FlowStorage, build_storage, fetch_and_update
+from torchwise_models.zoo.energy_flow.storage import (
+    FlowState,
+    FlowStorage,
+    build_storage,
+    build_storage_in_place,
+    fetch_and_update,
+    update_in_place,
+)
 
 __all__ = [
     "DynamicProcessor",
@@ -36,5 +43,7 @@ __all__ = [
     "build_processor",
     "build_rollout",
     "build_storage",
+    "build_storage_in_place",
     "fetch_and_update",
+    "update_in_place",
 ]

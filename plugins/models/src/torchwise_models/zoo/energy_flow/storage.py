@@ -77,6 +77,41 @@ def fetch_and_update(state: FlowState, active: torch.Tensor, fresh: FlowState) -
     return take(state, slots), FlowState(*updated)
 
 
+def update_in_place(state: FlowState, active: torch.Tensor, fresh: FlowState) -> torch.Tensor:
+    """Write `fresh` over the live flows in bulk, in place, and return how many there are.
+
+    Sizes depend on no value, so the CPU waits for nothing. A CUDA graph can hold it.
+
+    Args:
+        state: of N slots, which is written to.
+        active: which of them hold a live flow, (N,), bool, K of them true.
+        fresh: N flows, of which the first K count.
+
+    Returns:
+        K, (), int64.
+    """
+    row = (active.cumsum(0) - 1).clamp(min=0)
+    for values, rows in zip(state, fresh, strict=True):
+        live = active.view(-1, *(1,) * (values.dim() - 1))
+        values.copy_(torch.where(live, rows[row], values))
+    return active.sum()
+
+
+def build_storage_in_place(request: Request, *, capacity: int, hidden: int) -> Workload:
+    """Build it with `capacity` slots, three quarters of them live, and hidden states of `hidden` units."""
+    examples = functools.partial(_examples_in_place, request, capacity, hidden)
+    drawn = examples(request.seed)
+    state, active, fresh = drawn[0].args
+    # Everything is read once, and all slots are written.
+    roofline = Roofline(flops=float(capacity), bytes=float(2 * count_bytes(state) + count_bytes((active, fresh)) + 8))
+    return Workload(update_in_place, drawn, name=request.name, roofline=roofline, reseed=examples)
+
+
+def _examples_in_place(request: Request, capacity: int, hidden: int, seed: int) -> tuple[Example, ...]:
+    storage = draw_storage(request, seed, capacity, hidden)
+    return (Example((storage.state, storage.active, draw_state(request, seed + 1, capacity, hidden))),)
+
+
 def build_storage(request: Request, *, capacity: int, hidden: int) -> Workload:
     """Build it with `capacity` slots, three quarters of them live, and hidden states of `hidden` units."""
     examples = functools.partial(_examples, request, capacity, hidden)
