@@ -156,7 +156,7 @@ def test_a_gpu_that_waits_for_the_host_is_named_unless_the_plan_captures() -> No
 
 def test_batches_say_what_a_larger_one_costs_and_where_throughput_ends() -> None:
     growing = an_analysis(batches=tuple(map(a_batch, (1, 2, 4, 8))))
-    assert advice.batches(growing).startswith("A batch of 8 takes 2.2")
+    assert re.match(r"A batch of 8 takes 2\.[12]\d*× the time of a batch of 1, with 3\.6", advice.batches(growing))
     assert "hardly" not in advice.batches(growing)
     stops = an_analysis(batches=(_batch(1, 0.6), _batch(2, 1.0), _batch(4, 1.01), _batch(8, 1.02)))
     assert advice.batches(stops).endswith("Beyond batch 2 throughput hardly grows.")
@@ -171,6 +171,26 @@ def test_throughput_that_falls_names_the_best_batch() -> None:
 def test_batches_are_not_compared_where_the_machine_changed_between_them() -> None:
     record = an_analysis(batches=(_batch(1, 1.0), _batch(2, 2.5)))
     assert advice.batches(record) == ""
+
+
+def test_batches_that_were_not_timed_on_one_scale_are_not_compared() -> None:
+    noise = a_measurement(candidate_s=(1e-3, 1.0, 5.0), baseline_s=(EAGER_S,) * 3)
+    for unclear in (replace(a_batch(4), eager=None), replace(a_batch(4), eager=noise)):
+        assert advice.batches(an_analysis(batches=(a_batch(1), unclear))) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"calls": 10**9}, "The plan is excellent: its compiling returns "),
+        ({"calls": 30_000}, "The plan is good: its compiling returns "),
+        ({"calls": 100}, ""),
+    ],
+)
+def test_the_return_of_a_plan_that_pays_is_graded(changes: dict[str, int], said: str) -> None:
+    record = an_analysis(workload=WorkloadSpec("m:f", device="cuda", **changes))  # type: ignore[arg-type]
+    assert advice.earns(record).startswith(said)
+    assert bool(advice.earns(record)) is bool(said)
 
 
 def test_batches_at_which_the_plan_loses_are_named() -> None:
@@ -191,4 +211,6 @@ def test_advice_is_in_the_order_of_the_rules_and_nothing_is_said_twice() -> None
 
 def _batch(size: int, throughput: float) -> Batch:
     seconds = size / throughput
-    return Batch(size, a_measurement(candidate_s=(seconds,) * 5, baseline_s=(seconds * 1.2,) * 5))
+    timed = a_measurement(candidate_s=(seconds,) * 5, baseline_s=(seconds * 1.2,) * 5)
+    scale = a_measurement(candidate_s=(seconds * 1.2,) * 5, baseline_s=(EAGER_S,) * 5)
+    return Batch(size, timed, eager=scale)

@@ -42,7 +42,9 @@ def test_the_phases_come_in_order_and_end_in_advice() -> None:
         "measure_steady",
         "find_batch_dim",
         "try at 4",
+        "time_eager at 4",
         "try at 1",
+        "time_eager at 1",
     ]
     assert heard.phases == [
         "profiling the model",
@@ -65,14 +67,14 @@ def test_the_second_start_finds_the_caches_of_the_first_and_no_batch_does() -> N
     _, cold, warm, found, *batches = workers.folders
     assert cold == warm != ""
     assert found == ""
-    assert len({cold, *batches}) == 3
-    assert not any(Path(folder).exists() for folder in (cold, *batches))
+    assert len({cold, *batches} - {""}) == 3  # eager at a size compiles nothing
+    assert not any(Path(folder).exists() for folder in (cold, *filter(None, batches)))
 
 
 def test_the_limit_reaches_every_worker() -> None:
     workers = Workers()
     run(workers, limit_s=7.0, batches=(1,))
-    assert workers.limits == [7.0] * 5
+    assert workers.limits == [7.0] * 6
 
 
 def test_no_batch_is_tried_unless_asked_for() -> None:
@@ -180,7 +182,18 @@ def test_batches_are_tried_quickly_and_the_plan_as_carefully_as_asked() -> None:
             return super().run(job, limits, on_stage)
 
     run(Watching(), batches=(1,), effort="thorough")
-    assert efforts == [EFFORTS["thorough"]] * 4 + [EFFORTS["quick"]]
+    assert efforts == [EFFORTS["thorough"]] * 4 + [EFFORTS["quick"]] * 2
+
+
+def test_eager_is_put_on_the_scale_of_the_given_size_and_not_timed_there_again() -> None:
+    workers = Workers()
+    found = run(workers, batches=(32, 2))
+    assert workers.jobs[-3:] == ["try at 32", "try at 2", "time_eager at 2"]
+    assert [batch.eager is None for batch in found.batches] == [True, False]
+    small, given = found.batch_figures
+    assert small.is_comparable
+    assert given.is_comparable
+    assert small.eager_s == pytest.approx(found.cost_model.baseline_s * 1.3 / 32, rel=0.05)
 
 
 @pytest.mark.parametrize(

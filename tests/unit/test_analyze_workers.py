@@ -21,6 +21,9 @@ def test_a_live_model_is_looked_at_from_its_baseline_to_its_batches() -> None:
     assert found.steady.memory.inputs == 16 * 64 * 4
     assert found.batch_note == "dimension 0 of the inputs, of size 16 in the given inputs"
     assert [(batch.size, batch.reason) for batch in found.batches] == [(3, "")]
+    assert found.batches[0].eager is not None, "eager at 3 items was timed against eager at 16"
+    assert len(found.batches[0].eager.baseline_s) >= 5
+    assert [figures.size for figures in found.batch_figures] == [3]
     assert "This plan is eager" in found.advice[0].text
     assert found.environment.device == "cpu"
 

@@ -18,7 +18,7 @@ from torchwise.keywords import checked_keywords
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS, check_effort
 from torchwise.plan.workload_spec import DEFAULT_CALLS, BatchDim, WorkloadSpec
-from torchwise.records import Decision, Failure, Trial, codec
+from torchwise.records import Decision, Failure, Measurement, Trial, codec
 from torchwise.records.analysis import Advice, Batch, Steady
 from torchwise.records.analysis import Analysis as AnalysisRecord
 from torchwise.records.listener import Listener
@@ -189,6 +189,20 @@ class AnalyzeRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class EagerAtBatch(DerivedJob):
+    """Has a worker time eager at the job's batch size against eager at the size of the given inputs, in alternation.
+
+    Attributes:
+        job: the workload, at the batch size to time.
+        given: the batch size of the given inputs.
+    """
+
+    FUNCTION = "torchwise.diagnose.analyze_worker:time_eager"
+    job: Job
+    given: int
+
+
+@dataclass(frozen=True, slots=True)
 class SteadyRun(DerivedJob):
     """Has a worker start the job's plan warm, and time call after call.
 
@@ -266,13 +280,20 @@ def _scale(
     tried = []
     for size in dict.fromkeys(request.batches):
         listener.start_step(f"batch {size}")
-        tried.append(_try_batch(study, BatchDim(batch.dim, size)))
+        tried.append(_try_batch(study, BatchDim(batch.dim, size), batch.size))
     return tuple(tried), f"dimension {batch.dim} of the inputs, of size {batch.size} in the given inputs", batch.size
 
 
-def _try_batch(study: PlanStudy, batch: BatchDim) -> Batch:
+def _try_batch(study: PlanStudy, batch: BatchDim, given: int) -> Batch:
+    """Try the plan at a batch size, and time eager there against eager at the size of the given inputs.
+
+    Sizes are timed in processes of their own, at other moments. Only the ratio of one moment puts them on one scale.
+    """
     try:
         trial = study.try_plan(batch=batch, effort=EFFORTS["quick"])
+        job = replace(study.job, batch=batch, effort=EFFORTS["quick"])
+        eager = study.ask(EagerAtBatch(job, given), Measurement) if trial.is_verified and batch.size != given else None
     except InputError as error:  # such as a factory that fails now and then: only this batch's result fails
         return Batch(batch.size, reason=str(error))
-    return Batch(batch.size, trial.measurement, trial.costs, "" if trial.is_verified else trial.reason)
+    scale = eager if isinstance(eager, Measurement) else None
+    return Batch(batch.size, trial.measurement, trial.costs, "" if trial.is_verified else trial.reason, scale)

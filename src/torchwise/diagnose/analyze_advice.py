@@ -87,6 +87,19 @@ def _describe_lower_bound(analysis: Analysis, name: str, speed: Interval) -> str
     return f"Use {name}: its speed-up over eager is {show.speedup(speed)}, and it saves at least {saved} over {calls}."
 
 
+def earns(analysis: Analysis) -> str:
+    """Grade the plan in one word, with the return on its compiling and the probability that it does not pay."""
+    if analysis.answer is not Answer.YES or not analysis.speedup or not analysis.speedup.is_usable:
+        return ""
+    earned, risk = analysis.return_on_compiling, analysis.probability_of_loss
+    if earned is None or risk is None or analysis.grade is None:
+        return ""
+    return (
+        f"The plan is {analysis.grade}: its compiling returns {show.percent(earned.mid)} over the expected calls. "
+        f"The probability that it does not pay is {show.probability(risk)}."
+    )
+
+
 def few_calls(analysis: Analysis) -> str:
     """Name the number of calls under which compiling does not pay."""
     pays = analysis.break_even_calls
@@ -172,10 +185,10 @@ def waits(analysis: Analysis) -> str:
 def batches(analysis: Analysis) -> str:
     """Say how much a larger batch costs, and where throughput stops growing."""
     timed = analysis.batch_figures
-    if len(timed) < 2 or not all(figures.speedup.is_usable for figures in timed):
+    if len(timed) < 2 or not all(figures.speedup.is_usable and figures.is_comparable for figures in timed):
         return ""
     if any(later.time.mid < SHORTER * one.time.mid for one, later in pairwise(timed)):
-        return ""  # each size is timed by itself, and the machine changed meanwhile
+        return ""  # the plan is timed by itself at each size, and the machine changed meanwhile
     first, last = timed[0], timed[-1]
     gained = last.throughput / first.throughput
     text = (
@@ -210,4 +223,4 @@ def _stops_growing(timed: Sequence[BatchFigures]) -> BatchFigures | None:
     return None
 
 
-RULES: tuple[Rule, ...] = (use, few_calls, warm_start, tail, drift, memory, waits, batches, batches_lost)
+RULES: tuple[Rule, ...] = (use, earns, few_calls, warm_start, tail, drift, memory, waits, batches, batches_lost)

@@ -9,16 +9,17 @@ from typing import Any
 
 import torch
 
-from torchwise.diagnose.analyze import SteadyRun
+from torchwise.diagnose.analyze import EagerAtBatch, SteadyRun
 from torchwise.diagnose.batches import Scaling
 from torchwise.errors import UnsupportedError
 from torchwise.measure import device_lock
 from torchwise.measure.clock import Clock
 from torchwise.measure.memory import peak_memory
 from torchwise.plan.workload_spec import BatchDim
-from torchwise.records import WorkerStage
+from torchwise.records import Measurement, WorkerStage
 from torchwise.records.analysis import CALLS_PER_TURN, Consistency, Memory, Steady
 from torchwise.trial.experiment import Experiment, PlanCandidate
+from torchwise.trial.harness import Harness
 from torchwise.trial.loading import load
 from torchwise.workload import Workload, pytree
 from torchwise.workload.layouts import size_of
@@ -45,6 +46,16 @@ def measure_steady(request: SteadyRun, stage: Callable[[str], None]) -> Steady:
         call, baseline = harness.memory(trial.calls)
     memory = replace(_static_memory(harness.workload), start=start, call=call, baseline_call=baseline)
     return Steady(warm[0], plan_calls, eager_calls, memory)
+
+
+def time_eager(request: EagerAtBatch, stage: Callable[[str], None]) -> Measurement:
+    """Time eager at a batch size against eager at the size of the given inputs."""
+    batch = request.job.batch
+    assert batch is not None, "the job names a batch size"
+    own, given = (Harness(replace(request.job, batch=BatchDim(batch.dim, n))) for n in (batch.size, request.given))
+    stage(WorkerStage.MEASURE)
+    with given.gradients():
+        return given.measure(own.eager, given.eager)
 
 
 def _time_alternately(

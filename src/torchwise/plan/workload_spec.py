@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, get_args
 
 from torchwise.errors import InputError, TargetError, WorkloadError, is_count, is_positive, to_count
-from torchwise.parsing import short_repr
 from torchwise.plan.numerics import Numerics
 
 if TYPE_CHECKING:
@@ -287,7 +286,7 @@ def check_iterations(number: object) -> None:
     """Refuse a number of timed rounds out of range. None is permitted."""
     if number is not None and not (is_count(number) and MIN_ITERATIONS <= number <= MAX_ITERATIONS):  # type: ignore[operator]
         raise InputError(
-            f"iterations is {short_repr(number)}, but must be a whole number from {MIN_ITERATIONS} to "
+            f"iterations is {number!r:.40}, but must be a whole number from {MIN_ITERATIONS} to "
             f"{MAX_ITERATIONS}, or None until the interval is tight"
         )
 
@@ -296,5 +295,5 @@ def check_timeout(seconds: object) -> None:
     """Refuse a compile time-out that is no number of seconds above 0, or None."""
     if seconds is not None and not is_positive(seconds):
         raise InputError(
-            f"compile_timeout is {short_repr(seconds)}, but must be a number of seconds above 0, or None for none"
+            f"compile_timeout is {seconds!r:.40}, but must be a number of seconds above 0, or None for none"
         )

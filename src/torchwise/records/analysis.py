@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Annotated
 
 import numpy as np
@@ -24,6 +25,8 @@ FAR_OUT = 3.0
 Data Analysis, 1977)."""
 CALLS_PER_TURN = 20
 """Calls of one side before it is the other's turn: enough that each finds the processor's caches as its own."""
+EXCELLENT, GOOD, MAX_RISK = 10.0, 1.0, 0.01
+"""Returns on compiling from which a plan is excellent or good, and the most probable loss of an excellent one."""
 MARGIN = 0.2
 """Share to reserve on top of the measured peaks: for fragmentation, and for calls that were not measured."""
 
@@ -125,14 +128,37 @@ class Steady:
         return Measurement(own, eager, CALLS_PER_TURN)
 
 
+class Grade(StrEnum):
+    """The worth of a plan in one word."""
+
+    EXCELLENT = "excellent"
+    """It earns at least ten times its compiling, and hardly ever loses."""
+    GOOD = "good"
+    """It earns at least its compiling again."""
+    FAIR = "fair"
+    """It pays, and earns less."""
+    POOR = "poor"
+    """It does not pay within the expected calls."""
+    UNUSABLE = "unusable"
+    """It failed, or is not right."""
+    INCONCLUSIVE = "inconclusive"
+    """The measurements cannot tell."""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The plan on inputs of one batch size, or the reason why it was not timed."""
+    """The plan on inputs of one batch size, or the reason why it was not timed.
+
+    Attributes:
+        eager: eager at this size against eager at the size of the examples, timed in alternation in one process, which
+            puts all sizes on one scale. None in analyses of earlier versions, or if it could not be timed.
+    """
 
     size: Positive
     measurement: Measurement | None = None
     costs: Costs | None = None
     reason: str = ""
+    eager: Measurement | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +168,8 @@ class BatchFigures:
     size: int
     eager_s: float
     speedup: Interval
+    is_comparable: bool = True
+    """Whether it is on the scale of the other sizes. Otherwise it was timed by itself, or is too uncertain."""
 
     @property
     def time(self) -> Interval:
@@ -263,6 +291,32 @@ class Analysis(Document):
         return self.cost_model.compute_saving(self.tried)
 
     @property
+    def return_on_compiling(self) -> Interval | None:
+        """Net saving over the seconds of compiling, or None if nothing is compiled, or the plan was not verified."""
+        is_compiled = self.trial.is_verified and not self.plan.is_eager
+        return self.cost_model.return_on_compiling(self.tried) if is_compiled else None
+
+    @property
+    def probability_of_loss(self) -> float | None:
+        """The probability that the plan does not pay within the expected calls, or None if it was not verified."""
+        is_plan = self.trial.is_verified and not self.plan.is_eager
+        return self.cost_model.probability_of_loss(self.tried) if is_plan else None
+
+    @property
+    def grade(self) -> Grade | None:
+        """The worth of the plan in one word, or None for eager."""
+        if self.plan.is_eager:
+            return None
+        if not self.trial.is_verified:
+            return Grade.UNUSABLE
+        if self.answer is not Answer.YES:
+            return Grade.POOR if self.answer is Answer.NO else Grade.INCONCLUSIVE
+        earned, risk = self.return_on_compiling, self.probability_of_loss
+        if earned is None or (earned.low >= EXCELLENT and (risk or 0.0) <= MAX_RISK):
+            return Grade.EXCELLENT
+        return Grade.GOOD if earned.low >= GOOD else Grade.FAIR
+
+    @property
     def answer(self) -> Answer:
         """Whether to use the plan: it is right, faster, and paid for within the expected calls."""
         if not self.trial.is_verified or self.plan.is_eager or self.speedup is None:
@@ -299,7 +353,10 @@ class Analysis(Document):
     def _figures(self, batch: Batch, measured: Measurement) -> BatchFigures:
         if batch.size == self.batch_size and self.speedup is not None:
             return BatchFigures(batch.size, self.cost_model.baseline_s, self.speedup)
-        return BatchFigures(batch.size, measured.baseline_time.mid, measured.speedup)
+        if batch.eager is None:
+            return BatchFigures(batch.size, measured.baseline_time.mid, measured.speedup, is_comparable=False)
+        relative, scale_s = batch.eager.speedup.inverse, self.cost_model.baseline_s
+        return BatchFigures(batch.size, scale_s * relative.mid, measured.speedup, relative.is_usable)
 
     def judge_trust(self) -> Trust:
         """Return how far the figures can be trusted."""

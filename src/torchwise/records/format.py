@@ -127,11 +127,22 @@ def _has_figure(interval: Interval) -> bool:
     return interval.is_usable or interval.low == interval.high
 
 
+MIN_PROBABILITY = 0.001
+"""The tails of an interval from a few processes tell no finer difference."""
+
+
 def percent(share: float | None) -> str:
     """Return a share as "12 %", with a digit more below 10 %."""
     if share is None or not math.isfinite(share):
         return NONE
     return f"{share * 100:.1f} %" if 0 < abs(share) < 0.0995 else f"{share * 100:.0f} %"
+
+
+def probability(value: float) -> str:
+    """Return a probability as a percentage, or as less or more than what can be told."""
+    if value < MIN_PROBABILITY:
+        return f"under {percent(MIN_PROBABILITY)}"
+    return f"over {percent(1 - MIN_PROBABILITY)}" if value > 1 - MIN_PROBABILITY else percent(value)
 
 
 def pluralize(value: float, noun: str) -> str:

@@ -117,6 +117,23 @@ def ratio_across(ratios: tuple[Interval, ...], device: str) -> Interval:
     return Interval(min(max(mid * _exp(-reach), MIN_RATIO), mid), mid, mid * _exp(reach))
 
 
+def probability_below(ratio: Interval, bound: float) -> float:
+    """Return the probability that the true ratio lies below a bound, as far as its interval tells.
+
+    The log of a ratio has Student's distribution with the degrees of freedom of the fewest processes. Its scale is such
+    that 2.5 % lie beyond each end of the interval.
+    """
+    from scipy.special import stdtr
+
+    if bound <= 0:
+        return 0.0
+    distance = math.log(bound) - math.log(ratio.mid)
+    reach = math.log(ratio.high / ratio.mid) if distance > 0 else math.log(ratio.mid) - math.log(ratio.low)
+    if not reach:
+        return 0.5 if not distance else float(distance > 0)
+    return float(stdtr(DEGREES, distance / reach * _student(DEGREES)))
+
+
 def _exp(value: float) -> float:
     return math.exp(min(max(value, -MAX_EXPONENT), MAX_EXPONENT))
 

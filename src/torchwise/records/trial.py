@@ -17,7 +17,7 @@ from torchwise.former_names import OpenEnum
 from torchwise.plan import Plan
 from torchwise.records.answer import Answer
 from torchwise.records.measurement import INTERFERENCE_FACTOR, Measurement
-from torchwise.records.processes import cold_speedup_across, is_faster_across, speedup_across
+from torchwise.records.processes import cold_speedup_across, is_faster_across, probability_below, speedup_across
 from torchwise.records.shown import Shown
 from torchwise.records.statistics import Amount, Count, Interval, Seconds
 from torchwise.records.verdict import Outcome, Verdict
@@ -341,6 +341,23 @@ class CostModel:
         assert trial.speedup is not None, "only a timed trial has a speed"
         cost = self.cost(trial)
         return self.baseline_cost - (cost.mid if trial.speedup.is_usable else cost.high)
+
+    def return_on_compiling(self, trial: Trial) -> Interval | None:
+        """Return the net saving over the seconds of compiling: 1 reads "100 %, as much again". None costs nothing."""
+        invested, cost = self.overhead(trial), self.cost(trial)
+        if invested <= 0:
+            return None
+        return Interval(*((self.baseline_cost - spent) / invested for spent in (cost.high, cost.mid, cost.low)))
+
+    def count_calls(self, seconds: float) -> float:
+        """Return how many calls eager answers in this time: those lost while nothing but compiling is done."""
+        return seconds / self.baseline_s if self.baseline_s > 0 else 0.0
+
+    def probability_of_loss(self, trial: Trial) -> float:
+        """Return the probability that the plan costs more than eager over all calls, by the speed-up's interval."""
+        assert trial.speedup is not None, "only a timed trial has a speed"
+        remaining = self.baseline_cost - self.overhead(trial)
+        return probability_below(trial.speedup, self.baseline_cost / remaining) if remaining > 0 else 1.0
 
     def surely_pays(self, trial: Trial) -> bool:
         """Whether the plan costs less than eager even at the slow end of its interval."""

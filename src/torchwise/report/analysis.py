@@ -215,8 +215,9 @@ def economics(analysis: Analysis) -> Phase:
     found, trial = analysis.cost_model, analysis.tried
     each, calls, starts = found.seconds_per_call(trial).mid, analysis.workload.calls, analysis.workload.restarts
     compiling = (f"Compiling, {show.pluralize(starts, 'start')}", show.seconds(found.overhead(trial)))
+    worth = _worth(analysis)
     if exceeds(speedup_of(analysis)) is Answer.INCONCLUSIVE or not speedup_of(analysis).is_usable:
-        facts = [compiling, ("Saving", inconclusive_saving(analysis))]
+        facts = [compiling, ("Saving", inconclusive_saving(analysis)), *worth]
         return Phase("economics", "Break-even", drop_empty(facts))
     pays = analysis.break_even_calls
     facts = [
@@ -224,6 +225,8 @@ def economics(analysis: Analysis) -> Phase:
         compiling,
         ("Pays back after", break_even(pays) if pays else "never, as far as the measurements show"),
         (f"Saved over {show.pluralize(calls, 'call')}", show.seconds(analysis.saved_s)),
+        ("Return on compiling", _return(analysis.return_on_compiling)),
+        *worth,
     ]
     lines = tuple(
         (show.count(n), show.seconds(n * found.baseline_s), show.seconds(found.overhead(trial) + n * each))
@@ -231,6 +234,25 @@ def economics(analysis: Analysis) -> Phase:
     )
     table = doc.figures_table("Cost over calls", ("calls", "eager", "plan"), lines)
     return Phase("economics", "Break-even", drop_empty(facts), table)
+
+
+def _worth(analysis: Analysis) -> tuple[doc.Fact, ...]:
+    """Return the calls that eager answers meanwhile, the risk and the grade of a verified plan."""
+    found, risk = analysis.cost_model, analysis.probability_of_loss
+    if risk is None or analysis.grade is None:
+        return ()
+    return (
+        ("Eager's calls while compiling", show.count(found.count_calls(found.overhead(analysis.tried)))),
+        ("Eager's calls while analyzing", show.count(found.count_calls(analysis.seconds))),
+        ("Probability that it does not pay", show.probability(risk)),
+        ("Grade", analysis.grade),
+    )
+
+
+def _return(earned: Interval | None) -> str:
+    if earned is None:
+        return "nothing is compiled"
+    return f"{show.percent(earned.mid)} [{show.percent(earned.low)}, {show.percent(earned.high)}]"
 
 
 def speedup_of(analysis: Analysis) -> Interval:
@@ -311,13 +333,13 @@ def _consistency(name: str, side: Consistency) -> tuple[str, ...]:
 def _batch(batch: Batch, figures: BatchFigures | None) -> tuple[str, ...]:
     if figures is None:
         return (show.count(batch.size), *([show.NONE] * 6))
-    is_figure = figures.speedup.is_usable
+    scaled, is_figure = figures.is_comparable, figures.is_comparable and figures.speedup.is_usable
     return (
         show.count(batch.size),
-        show.time(figures.time),
+        show.time(figures.time) if scaled else show.NONE,
         show.three(figures.throughput) if is_figure else show.NONE,
-        show.seconds(figures.eager_s),
-        show.three(figures.baseline_throughput),
+        show.seconds(figures.eager_s) if scaled else show.NONE,
+        show.three(figures.baseline_throughput) if scaled else show.NONE,
         show.speedup(figures.speedup),
         show.seconds(batch.costs.cold_s if batch.costs else None),
     )

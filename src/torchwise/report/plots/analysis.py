@@ -103,7 +103,7 @@ def memory_plot(analysis: Analysis) -> Plot | None:
 
 def throughput_plot(analysis: Analysis) -> Plot | None:
     """Return throughput over the batch size, or None for fewer than two sizes."""
-    timed = [figures for figures in analysis.batch_figures if figures.speedup.is_usable]
+    timed = [figures for figures in analysis.batch_figures if figures.speedup.is_usable and figures.is_comparable]
     if len(timed) < 2:
         return None
     name = show.truncate(str(analysis.plan), 40)
