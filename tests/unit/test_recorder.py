@@ -133,9 +133,10 @@ def test_an_input_that_cannot_be_copied_is_named_and_the_call_is_answered() -> N
 
     with CallRecorder() as recorder, torch.no_grad():
         assert Net()(Refuses()).shape == (3, 2)
-    (record,) = recorder.to_record("program").modules
-    assert record.inputs[0].kept == "none"
-    assert "Refuses as args[0], which cannot be copied" in record.notes[0]
+    records = {record.name: record for record in recorder.to_record("program").modules}
+    assert "Refuses as args[0], which cannot be copied" in records["Net"].notes[0]
+    assert (records["Net"].calls, records["Net"].inputs) == (1, ())
+    assert records["Linear"].inputs[0].kept == "real", "its parts are recorded in its place"
 
 
 def test_an_error_of_the_program_is_its_own() -> None:

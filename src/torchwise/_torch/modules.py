@@ -82,4 +82,13 @@ def answer_by_hook(thing: Any, run: Callable[..., Any], args: tuple[Any, ...], k
         _here.within = False
 
 
+def call_with_parts_apart(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call `run` inside the hook, so that the hook also answers the calls of modules in it."""
+    _here.within = False
+    try:
+        return run(*args, **kwargs)
+    finally:
+        _here.within = True
+
+
 os.register_at_fork(after_in_child=lambda: set_call_hook(None) and None)

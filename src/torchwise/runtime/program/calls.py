@@ -69,6 +69,7 @@ class Calls:
         weakly: returns the module or function while it is alive.
         held: the same, if it must stay alive for a search.
         others: calls that were only counted and timed.
+        is_open: whether the calls of its parts are recorded in place of its own.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Calls:
     others: int = 0
     others_s: float = 0.0
     unlike: int = 0
+    is_open: bool = False
     looked_s: float = 0.0
     notes: dict[str, None] = field(default_factory=dict)
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 import torch
 
 from torchwise._torch.dispatch import is_transforming
-from torchwise._torch.modules import CallHook, answer_by_hook, set_call_hook
+from torchwise._torch.modules import CallHook, answer_by_hook, call_with_parts_apart, set_call_hook
 from torchwise.compile import signature_of
 from torchwise.plan.workload_spec import Mode
 from torchwise.records import format as show
@@ -113,6 +113,9 @@ class CallRecorder:
             if calls is not None:
                 calls.notes[f"some inputs could not be recorded ({show.truncate(repr(error), 120)})"] = None
         begun = time.perf_counter()
+        if calls is not None and calls.is_open:
+            self._count(calls, None, 0.0, None)
+            return call_with_parts_apart(run, args, kwargs)
         try:
             return run(*args, **kwargs)
         finally:
@@ -166,6 +169,9 @@ class CallRecorder:
             calls.unlike += 1
             return None
         example, kept = self._keep(Example(args, kwargs), calls)
+        if calls.is_open:
+            calls.notes["the calls of its parts were recorded instead"] = None
+            return None
         kind = calls.kinds[key] = Kind(key, describe_inputs(args, kwargs), mode, autocast, example, kept)
         return kind
 
@@ -184,6 +190,8 @@ class CallRecorder:
             calls.notes["inputs in objects were too large to keep"] = None
         except Exception as error:  # an input may be of any kind: it is named, and the program goes on
             calls.notes[f"some inputs cannot be copied ({show.truncate(str(error), 300)})"] = None
+            has_parts = isinstance(calls.live, torch.nn.Module) and any(True for _ in calls.live.children())
+            calls.is_open = has_parts and not any(kind.example for kind in calls.kinds.values())
         return None, "none"
 
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import torch
 
-from torchwise._torch.modules import CallHook, set_call_hook
+from torchwise._torch.modules import CallHook, call_with_parts_apart, set_call_hook
 from torchwise.plan.workload_spec import LIVE
 from torchwise.records import Decision
 from torchwise.runtime.components.component import Component
@@ -77,6 +77,8 @@ class StoredPlans:
                 component = self._place(thing, name, decisions)
                 if component is not None:
                     return component.answer(run, args, kwargs)
+            else:  # its parts may have been tuned in its place
+                return call_with_parts_apart(run, args, kwargs)
         return run(*args, **kwargs)
 
     def _forget(self, key: int, _reference: object) -> None:
