@@ -136,6 +136,15 @@ def test_a_pipeline_is_optimized_in_place_and_restored(searches: Searches) -> No
     assert torch.equal(pipe(X)["out"], expected)
 
 
+def test_the_calls_of_modules_are_in_proportion(searches: Searches) -> None:
+    pipe = Pipeline()
+    tw.tune_program(pipe, X, calls=300)
+    most = max(request.workload.calls for request, _ in searches.asked)
+    assert sorted(request.workload.calls for request, _ in searches.asked) in ([100, 300], [300, 900])
+    assert {len(workload.examples) for _, workload in searches.asked} == {1}
+    assert most in (300, 900)  # the module with the most time has 300
+
+
 def test_a_module_inside_a_tuned_one_is_left_alone(searches: Searches) -> None:
     net = Net()
 

@@ -190,6 +190,20 @@ def test_a_forked_process_records_nothing() -> None:
         assert os.waitpid(child, 0)[1] == 0
 
 
+@pytest.mark.parametrize(("free", "kept"), [(0.5, 3), (0.05, 1)])
+def test_modules_are_kept_for_a_search_unless_memory_is_short(
+    free: float, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Machine:
+        available, total = free * 100, 100
+
+    monkeypatch.setattr(under_test.psutil, "virtual_memory", Machine)
+    with CallRecorder(holds=True) as recorder, torch.no_grad():
+        for _ in range(3):
+            Net()(X)
+    assert sum(one.live is not None for one in recorder.calls) == kept
+
+
 def test_kinds_and_modules_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(under_test, "MAX_KINDS", 3)
     monkeypatch.setattr(under_test, "MAX_MODULES", 2)

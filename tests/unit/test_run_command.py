@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,8 +14,10 @@ from test_program import Searches
 from typer.testing import CliRunner
 
 from program_server import ProgramServer
+from torchwise._torch import modules
 from torchwise.cli import app
-from torchwise.errors import InputError
+from torchwise.errors import InputError, StorageError
+from torchwise.plan import EAGER
 from torchwise.runtime.program import tuning
 from torchwise.runtime.program.script import Script
 
@@ -190,14 +193,84 @@ def test_a_module_of_a_package_is_run_with_its_own_options(tmp_path: Path, serve
     assert recorded.stdout.startswith(b"3 ")
 
 
-def test_a_script_is_tuned_then_run_by_the_stored_plans(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: ProgramServer
-) -> None:
-    monkeypatch.setattr(tuning, "search", Searches())
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> Searches:
+    """Decide at once, and let the command run programs in this process."""
+    found = Searches()
+    monkeypatch.setattr(tuning, "search", found)
     monkeypatch.setattr(sys, "argv", [*sys.argv])
     monkeypatch.setattr(sys, "path", [*sys.path])
-    for name in ("__main__",):
-        monkeypatch.setitem(sys.modules, name, sys.modules[name])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    return found
+
+
+def invoke(*words: str) -> str:
+    """Run `torchwise run` in this process, and return what it wrote to standard error."""
+    done = CliRunner().invoke(app, ["run", *words], catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stderr
+
+
+def printed_command(report: str) -> list[str]:
+    """Return the words after `torchwise run` of the command that a report ends with, as a shell reads them."""
+    text = report[report.index("torchwise run") :].replace("\\\n", " ").splitlines()[0]
+    return shlex.split(text)[2:]
+
+
+def test_the_printed_commands_lead_from_a_recording_to_a_run_by_plans(
+    tmp_path: Path, searches: Searches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "main")
+    words = ["--store", "the store's.db", "main.py", "--words of the", "program itself", *map(str, range(20))]
+    tune = printed_command(invoke(*words))
+    assert tune == ["--tune", *words]
+    apply = printed_command(invoke(*tune))
+    assert apply == ["--apply", *words]
+    assert invoke(*apply).split()[-1] == "5"
+    ((request, _),) = searches.asked
+    assert (request.workload.calls, request.workload.restarts) == (5, 1), "as in this run"
+
+
+def test_more_calls_than_recorded_are_named(tmp_path: Path, searches: Searches) -> None:
+    file = write(tmp_path, "main")
+    words = ["--tune", "--store", str(tmp_path / "s.db"), str(file)]
+    invoke("--calls", "1e6", *words)
+    invoke("--restarts", "3", *words)
+    assert [(r.workload.calls, r.workload.restarts) for r, _ in searches.asked] == [(1_000_000, 1), (15, 3)]
+
+
+def test_a_program_for_which_no_plan_pays_runs_as_if_alone(
+    tmp_path: Path, searches: Searches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches.plan = EAGER
+    file, store = write(tmp_path, "main"), str(tmp_path / "s.db")
+    tuned = invoke("--tune", "--store", store, str(file))
+    assert "No plan pays" in tuned
+    assert printed_command(tuned)[:3] == ["--tune", "--calls", "1e6"]
+    monkeypatch.setattr(modules, "call_with_hook", None)  # nothing stands before the modules
+    assert "Net runs as written" in invoke("--apply", "--store", store, str(file))
+
+
+def test_ctrl_c_ends_a_server_whose_modules_are_then_tuned(tmp_path: Path, searches: Searches) -> None:
+    file = tmp_path / "serves.py"
+    file.write_text(f"{NET}\ncall()\nraise KeyboardInterrupt")
+    done = CliRunner().invoke(app, ["run", "--tune", "--store", str(tmp_path / "s.db"), str(file)])
+    assert done.exit_code == 130
+    assert len(searches.asked) == 1
+
+
+def test_a_store_that_cannot_be_used_is_refused_before_the_program_runs(tmp_path: Path, searches: Searches) -> None:
+    file = tmp_path / "writes.py"
+    file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    done = CliRunner().invoke(app, ["run", "--tune", "--store", str(tmp_path / "s.txt"), str(file)])
+    assert isinstance(done.exception, StorageError)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_script_is_tuned_then_run_by_the_stored_plans(
+    tmp_path: Path, searches: Searches, server: ProgramServer
+) -> None:
     file, store = write(tmp_path, "main"), str(tmp_path / "s.db")
     written, page = tmp_path / "r.json", tmp_path / "r.html"
     words = ["--store", store, "--json", str(written), "--html", str(page), str(file)]

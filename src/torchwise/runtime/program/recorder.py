@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Self
 
+import psutil
 import torch
 
 from torchwise._torch.dispatch import is_transforming
@@ -40,6 +41,8 @@ OVERHEAD = 0.002
 """Maximum share of the time of a module's calls for looking at them."""
 GRACE_S = 0.005
 """Seconds of a processor that looking at a module's calls may take in any case."""
+MIN_FREE = 0.1
+"""Share of the memory that must be free to keep a module alive beside others."""
 MAX_EVENTS = 64
 MAX_TEXTS = 4
 
@@ -147,11 +150,15 @@ class CallRecorder:
         self._by_id[id(thing)] = found
         self.calls.append(found)
         if self._holds:
-            found.held = thing
-            held = [one for one in self.calls if one.held is not None]
-            if len(held) > MAX_HELD:
-                min(held[:-1], key=lambda one: one.timed_s).held = None
+            self._hold(found, thing)
         return found
+
+    def _hold(self, found: Calls, thing: Any) -> None:
+        """Keep a module alive, in place of the one with the least time if there are many or memory is short."""
+        found.held = thing
+        held = [one for one in self.calls if one.held is not None]
+        if len(held) > MAX_HELD or (len(held) > 1 and is_memory_short()):
+            min(held[:-1], key=lambda one: one.timed_s).held = None
 
     def _look(self, calls: Calls, thing: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind | None:
         if is_transforming() or torch.compiler.is_compiling() or is_capturing():
@@ -193,6 +200,16 @@ class CallRecorder:
             has_parts = isinstance(calls.live, torch.nn.Module) and any(True for _ in calls.live.children())
             calls.is_open = has_parts and not any(kind.example for kind in calls.kinds.values())
         return None, "none"
+
+
+def is_memory_short() -> bool:
+    """Return whether little memory is free, on this machine or on its GPU."""
+    machine = psutil.virtual_memory()
+    shares = [machine.available / machine.total]
+    if torch.cuda.is_initialized():
+        free, total = torch.cuda.mem_get_info()
+        shares.append(free / total)
+    return min(shares) < MIN_FREE
 
 
 def list_examples(kinds: list[Kind], weights: list[float]) -> tuple[Example, ...]:
