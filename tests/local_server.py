@@ -1,12 +1,15 @@
-"""A server that a test starts on a free port of this machine, and kills."""
+"""A server that a test starts on a free port of this machine, and kills, and the end of other processes."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+import psutil
 
 
 def free_port() -> int:
@@ -37,3 +40,12 @@ def serving(command: Callable[[int], list[str]], seconds: float = 30) -> Iterato
 def answers(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wait_for_end(pid: int, seconds: float = 30) -> None:
+    """Wait until a process is no more than an entry that nobody has read, however busy the machine is."""
+    deadline = time.monotonic() + seconds
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline, f"process {pid} lives on"
+            time.sleep(0.05)

@@ -12,7 +12,7 @@ from torchwise.compile.backends.compile_callback import compile_with
 from torchwise.compile.guards.guard_bypass import GuardBypass
 
 
-def settings() -> AbstractContextManager[None]:
+def settings(**_: bool) -> AbstractContextManager[None]:
     return torch._dynamo.config.patch(skip_nnmodule_hook_guards=False, automatic_dynamic_shapes=False)  # type: ignore[no-any-return]
 
 

@@ -284,7 +284,7 @@ def test_a_kernel_is_timed_when_nobody_measures_and_waiting_costs_nothing(
     assert heard == ["measured", "shares", "shares", "aside"]
     assert told == [True, False]
     assert device_lock.total_wait_s() > 0.9
-    assert cold < 0.5
+    assert cold < 0.9, "the second in which another measured is none of it"
 
 
 def test_kernels_timed_in_each_other_and_in_threads_drop_nobodys_share(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from local_server import wait_for_end
 from torchwise.cli import app
 from torchwise.diagnose.doctor import probe
 from torchwise.trial import ProcessLauncher
@@ -42,14 +43,18 @@ def test_bisect_does_not_speak_of_looks_that_were_not_taken(monkeypatch) -> None
 
 
 def test_a_child_of_the_doctor_ends_with_an_interruption(tmp_path: Path) -> None:
-    mark, main = tmp_path / "alive", threading.main_thread().ident
+    child, main = tmp_path / "child", threading.main_thread().ident
     assert main is not None
-    timer = threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT))
-    timer.start()
+
+    def interrupt_once_it_runs() -> None:
+        while not child.exists() or not child.read_text():
+            time.sleep(0.01)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    threading.Thread(target=interrupt_once_it_runs, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        probe.run_command(["sh", "-c", f"(sleep 2; touch {mark}) & sleep 60"], 60)
-    time.sleep(2)
-    assert not mark.exists()
+        probe.run_command(["sh", "-c", f"sleep 600 & echo $! >{child}; sleep 600"], 600)
+    wait_for_end(int(child.read_text()))
 
 
 def test_the_server_of_workers_dies_quietly_while_it_loads(tmp_path: Path) -> None:
