@@ -167,7 +167,7 @@ def _next_steps(
     if not recording.modules:
         return ()
     if options is None or not any(module.plan for module in recording.modules):
-        return step("tune these modules", "--tune")
+        return step("tunes these modules", "--tune")
     if any(module.speedup for module in recording.modules):
         return step("run it by these plans", "--apply")
     if "calls" not in options:

@@ -23,7 +23,7 @@ def recording_document(recording: Recording, commands: tuple[doc.Step, ...] = ()
         blocks.append(_table(recording))
     blocks += [doc.Text(show.one_line(note), "Note: ", doc.Tone.MUTED) for note in recording.notes]
     if commands:
-        blocks.append(doc.Commands(commands))
+        blocks.append(doc.Section("Next", (doc.Commands(commands),)))
     return doc.Document(recording.program, tuple(blocks), brand="Torchwise program")
 
 
