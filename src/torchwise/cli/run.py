@@ -169,7 +169,7 @@ def _next_steps(
     if options is None or not any(module.plan for module in recording.modules):
         return step("tunes these modules", "--tune")
     if any(module.speedup for module in recording.modules):
-        return step("run it by these plans", "--apply")
+        return step("runs it by these plans", "--apply")
     if "calls" not in options:
         return step("if far more calls follow, as in a server", "--tune", "--calls", "1e6")
     return ()
