@@ -57,6 +57,15 @@ def test_independent_samples_are_verified_once_and_then_share_batches() -> None:
     assert model.sizes == [4, 4], "other sizes of the same form need no other verification"
 
 
+def test_a_lone_request_runs_as_it_came_without_a_copy_or_a_check() -> None:
+    seen: list[torch.Tensor] = []
+    x = torch.ones(1, 3)
+    with torchwise.serve_batched(lambda x: (seen.append(x), x)[1], max_batch=4, max_wait_ms=0) as server:
+        server(x)
+    assert len(seen) == 1
+    assert seen[0] is x
+
+
 class AcrossBatch(nn.Module):
     """Subtracts the mean over the batch."""
 

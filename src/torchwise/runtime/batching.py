@@ -82,7 +82,7 @@ class BatchServer:
             InputError: the server is closed, or the request has no batch dimension or too many samples.
             QueueFullError: too many samples are waiting.
         """
-        call, finish = self._prepare((args, kwargs))
+        call, finish = self._prepare(given := (args, kwargs))
         size, group = inspect_call(call)
         if size > self._max_batch:
             raise InputError(f"the request has {size} samples, but must have at most {self._max_batch}: split it")
@@ -91,7 +91,7 @@ class BatchServer:
         with self._changed:
             if self._is_closed:
                 raise InputError("the server is closed, but must be open: call serve_batched again")
-            request = Request((args, kwargs), call, size, group, time.monotonic(), finish)
+            request = Request(given, call, size, group, time.monotonic(), finish)
             try:
                 self._queue.put(request)
             except QueueFullError:
