@@ -47,6 +47,10 @@ class ContenderCandidate:
         """Return None: a contender is timed as its users run it."""
         return
 
+    def substitute(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the model: a contender is judged against it."""
+        return call
+
 
 def contend(contender_job: ContenderJob, stage: Callable[[str], None]) -> Performance:
     """Build the contender with empty caches, verify it, alternate timings with eager, and measure its memory."""

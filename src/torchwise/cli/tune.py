@@ -42,6 +42,22 @@ Sizes = Annotated[
         autocompletion=opt.complete("as-given", "varying", "fixed"),
     ),
 ]
+Tolerance = Annotated[
+    float | None,
+    typer.Option(
+        help="With --allow substituted: relative error that operators in place of the model's own may cause, or share "
+        "of the metric that may be lost.",
+        show_default="none allowed",
+    ),
+]
+Metric = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FUNCTION",
+        help="Judge such operators by module:function or file.py:function. It takes the model and returns its quality.",
+        show_default="by the error",
+    ),
+]
 TuneMode = Annotated[
     str,
     typer.Option(
@@ -82,6 +98,8 @@ def tune(
     memory_limit: MemoryLimit = None,
     latency_limit: LatencyLimit = None,
     sizes: Sizes = "as-given",
+    tolerance: Tolerance = None,
+    metric: Metric = None,
     mode: TuneMode = "inference",
     device: opt.Device = "",
     seed: opt.Seed = 0,
@@ -120,6 +138,8 @@ def tune(
         memory_limit=memory_limit,
         latency_limit=latency_limit,
         input_sizes=sizes,
+        tolerance=tolerance,
+        metric=metric,
         seed=seed,
         plan=tuple(resolve_plan(name, (target,), store).to_json() for name in plan or ()),
         cold=cold,

@@ -94,6 +94,9 @@ class WorkloadSpec:
         batch: run on the first example alone, at this batch size, or None for the examples as they are.
         sizes: the sizes of inputs to come. "as-given" expects those of the examples. "varying" expects others, too: no
             plan is chosen that would leave them to the plain model. "fixed" rules out dynamic shapes.
+        tolerance: what operators in place of the model's own may change: the relative error (root mean square) of each
+            output, or the share of its value that the metric may lose. None allows no such operators.
+        metric: the user's measure of quality, as `module:function` or `path/file.py:function`, or None for the error.
         varying: with sizes "varying", the dimensions that vary, which the inspection finds.
     """
 
@@ -108,6 +111,8 @@ class WorkloadSpec:
     latency_limit: float | None = None
     batch: BatchDim | None = None
     sizes: Sizes = "as-given"
+    tolerance: float | None = None
+    metric: str | None = None
     varying: tuple[VaryingDim, ...] = ()
 
     def __post_init__(self) -> None:
@@ -126,6 +131,10 @@ class WorkloadSpec:
             raise WorkloadError(f"seed is {self.seed!r}, but {rule}")
         if self.memory_limit is not None and not is_positive(self.memory_limit):
             raise WorkloadError(f"memory limit is {self.memory_limit!r} bytes, but must be above 0")
+        if self.tolerance is not None and not 0 < self.tolerance < math.inf:
+            raise WorkloadError(f"tolerance is {self.tolerance!r}, but must be above 0 and finite, such as 0.01")
+        if self.metric is not None and self.tolerance is None:
+            raise WorkloadError("a metric is given, but no tolerance: say what share of it may be lost, such as 0.01")
         if self.latency_limit is not None:
             self._check_latency_limit(self.latency_limit)
 
@@ -213,6 +222,8 @@ class OptionKeywords(TypedDict, total=False):
     plans: Iterable[Plan] | None
     memory_limit: int | str | None
     latency_limit: float | str | None
+    tolerance: float | None
+    metric: str | None
     fresh: bool
     cold: bool
     wait: bool
@@ -248,6 +259,8 @@ class TuneOptions:
         latency_limit: seconds, or a text such as "20ms", within which a batching server answers a request. With it,
             objective "throughput" finds batch size and plan together.
         sizes: the sizes of inputs to come: "as-given", "varying" or "fixed".
+        tolerance: relative error that operators in place of the model's own may cause, with allow "substituted".
+        metric: a function of quality to judge them by, in place of the error.
         fresh: whether the stored study is deleted first.
         cold: whether the chosen plan is timed with cold processor caches, too.
         wait: whether time in which another Torchwise process has the device is no part of `budget`.
@@ -270,6 +283,8 @@ class TuneOptions:
     memory_limit: int | str | None = None
     latency_limit: float | str | None = None
     sizes: str = "as-given"
+    tolerance: float | None = None
+    metric: str | None = None
     fresh: bool = False
     cold: bool = False
     wait: bool = False

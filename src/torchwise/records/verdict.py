@@ -33,6 +33,8 @@ class CheckName(OpenEnum):
     """Answers of a stochastic model have eager's distribution."""
     INDEPENDENCE = "independence"
     """Successive answers of a stochastic model vary as eager's."""
+    SUBSTITUTION = "substitution"
+    """Operators in place of the model's own change the output, or the user's metric, by no more than is allowed."""
     RETAINED_OUTPUTS = "held outputs"
     """Outputs stay as they are while later calls are made."""
     FIRST_CALL = "first call"

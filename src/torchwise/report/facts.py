@@ -169,6 +169,8 @@ OPTION_COMMANDS = {
     "memory_limit": ("tune",),
     "latency_limit": ("tune",),
     "sizes": ("tune",),
+    "tolerance": ("tune",),
+    "metric": ("tune",),
 }
 """Commands that have an option of this name. All commands have the other options."""
 _UNITS: dict[str, Callable[[float], str]] = {

@@ -110,6 +110,8 @@ def tune(
     memory_limit: int | str | None = None,
     latency_limit: float | str | None = None,
     sizes: Sizes = "as-given",
+    tolerance: float | None = None,
+    metric: str | None = None,
     store: str | None = None,
     fresh: bool = False,
     cold: bool = False,
@@ -150,6 +152,10 @@ def tune(
             verifies and times the plans at sizes made from the examples, and rules out plans of one size. The
             dimensions that vary are those marked by `torch._dynamo.mark_dynamic`, or those in which examples differ, or
             else all that the model takes at other sizes. "fixed" rules out dynamic shapes.
+        tolerance: with allow "substituted", what operators in place of the model's own may change: the relative error
+            (root mean square) of each output, or the share of the metric that may be lost.
+        metric: a function of quality, as "module:function" or "path/file.py:function". It takes the model, or a
+            callable in its place, and returns a number: the higher, the better.
         store: URL or file of the store, by default in the user's data directory.
         fresh: delete the stored study, which targets of one structure share, and measure again.
         cold: also time the chosen plan with cold processor caches, which are emptied before each call. The decision
@@ -179,6 +185,8 @@ def tune(
         memory_limit=memory_limit,
         latency_limit=latency_limit,
         sizes=sizes,
+        tolerance=tolerance,
+        metric=metric,
         fresh=fresh,
         cold=cold,
         wait=wait,

@@ -100,6 +100,8 @@ class Request:
             seed=seed,
             memory_limit=None if options.memory_limit is None else to_bytes(options.memory_limit, "memory limit"),
             sizes=options.sizes,  # type: ignore[arg-type]
+            tolerance=options.tolerance,
+            metric=options.metric,
             latency_limit=None if options.latency_limit is None else to_seconds(options.latency_limit, "latency limit"),
         )
         return cls(

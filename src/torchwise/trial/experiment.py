@@ -15,10 +15,12 @@ from typing import Any, Protocol
 
 from torchwise._torch.dynamo import count_compiled_graphs, count_graph_breaks
 from torchwise.compile import Backend, compile_plan
+from torchwise.compile.transforms import transform_model
 from torchwise.compile.uncompiled_reason import find_graph_break, why_uncompiled
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.measure.profile import profile_of
-from torchwise.plan import EAGER, Plan, Trait
+from torchwise.plan import EAGER, Numerics, Plan, Trait
+from torchwise.plan.space import choices_of
 from torchwise.records import Costs, Measurement, Outcome, Verdict, WorkerStage
 from torchwise.records.trial import NOTHING_COMPILED
 from torchwise.trial.error_origin import run_checks
@@ -29,9 +31,11 @@ from torchwise.verify.observe import Observation, draws, further
 from torchwise.verify.spot_check import FirstAnswer, check_retained_outputs, very_first
 from torchwise.verify.step import check_retained_loss
 from torchwise.verify.step_runner import StepRunner
-from torchwise.workload import pytree
+from torchwise.verify.substitution import check_substitution
+from torchwise.workload import Workload, pytree
 from torchwise.workload.identity import describe_example
 from torchwise.workload.module_state import kept_state
+from torchwise.workload.target import find_factory
 from torchwise.workload.train_step import TrainStep
 
 
@@ -54,6 +58,10 @@ class Candidate(Protocol):
 
     def build_reproducible(self, job: Job, harness: Harness, call: Callable[..., Any]) -> Callable[..., Any] | None:
         """Return a form of it that draws eager's own random numbers, or None. `call` is the candidate, as built."""
+        ...
+
+    def substitute(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the model with the operators that the candidate has in place of its own, or the model itself."""
         ...
 
 
@@ -98,6 +106,9 @@ class Experiment:
     def _verify_call(self) -> Verdict:
         workload, traits = self.harness.workload, self._job.traits
         is_stochastic = Trait.STOCHASTIC in traits
+        original = workload.call
+        if self._job.workload.tolerance is not None:
+            workload = replace(workload, call=self._candidate.substitute(original))
         plain = Subject(
             workload,
             workload.call,
@@ -117,10 +128,23 @@ class Experiment:
             first=[answer.observation for answer in self._answers],
         )
         effort = self._job.effort
-        return run_checks(
+        judged = self._judge_substitution(original, workload) if workload.call is not original else Verdict(())
+        if judged.checks and judged.outcome is not Outcome.PASS:
+            return judged
+        found = run_checks(
             lambda: verify(subject, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s),
             lambda: verify(plain, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s),
         )
+        return Verdict((*judged.checks, *found.checks))
+
+    def _judge_substitution(self, original: Callable[..., Any], workload: Workload) -> Verdict:
+        """Judge other operators by the error, or the loss of quality, that the user allows."""
+        spec = self._job.workload
+        assert spec.tolerance is not None, "without one no operators are replaced"
+        metric = find_factory(spec.metric) if spec.metric else None
+        with kept_state(original):
+            checks = check_substitution(original, workload.call, workload.examples, spec.tolerance, metric)
+            return Verdict(tuple(checks))
 
     def _verify_step(self, runner: StepRunner, stage: Callable[[str], None]) -> Verdict:
         effort, is_stochastic = self._job.effort, Trait.STOCHASTIC in self._job.traits
@@ -253,6 +277,16 @@ class PlanCandidate:
             backend=backend,
             inputs=[*map(describe_example, examples)],
         ).call
+
+    def substitute(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the model with the rewrites of the plan that replace operators by others."""
+        names = [
+            choice.value
+            for choice in choices_of(self.plan)
+            if choice.field == "transforms" and choice.numerics is Numerics.SUBSTITUTED
+        ]
+        substituted, layers = transform_model(call, names)
+        return functools.reduce(lambda wrapped, layer: layer(wrapped), layers, substituted)
 
     def build_reproducible(self, job: Job, harness: Harness, call: Callable[..., Any]) -> Callable[..., Any] | None:
         """Return the plan in a form that draws eager's own random numbers, if that is possible."""

@@ -122,6 +122,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
                 instruments.use("how its batch may be cut", lambda: step_traits(workload), frozenset()),
                 [Trait.PRINTS] if does_print else [],
                 [Trait.SIZES_VARY] if varying else [],
+                [Trait.TOLERANT] if job.workload.tolerance is not None else [],
                 [Trait.SIZES_FIXED] if job.workload.sizes == "fixed" else [],
                 _core_traits(job.workload.device, measurement, steady / len(calls)),
             )

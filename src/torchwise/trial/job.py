@@ -106,12 +106,11 @@ class Job:
     reads: str = ""
 
     def identity_of(self, workload: str) -> str:
-        """Return the identity of a workload under this job's settings, which change what eager does, and its sizes."""
-        sizes = [] if self.workload.sizes == "as-given" else [self.workload.sizes]
-        settings = [] if self.settings is None else [str(self.settings)]
-        if not sizes and not settings:
-            return workload
-        return hashlib.sha256(" ".join([workload, *settings, *sizes]).encode()).hexdigest()[:16]
+        """Return the identity of a workload under this job's settings, which change what eager does, and its rules."""
+        spec = self.workload
+        sizes = None if spec.sizes == "as-given" else spec.sizes
+        rules = [str(rule) for rule in (self.settings, sizes, spec.tolerance, spec.metric) if rule is not None]
+        return hashlib.sha256(" ".join([workload, *rules]).encode()).hexdigest()[:16] if rules else workload
 
     def variables(self) -> dict[str, Any]:
         """Return every environment variable that the worker must see."""

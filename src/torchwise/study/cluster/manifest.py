@@ -34,6 +34,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     memory_limit: float | str | None = None
     latency_limit: float | str | None = None
     input_sizes: str = "as-given"
+    tolerance: float | None = None
+    metric: str | None = None
     seed: int = 0
     plan: tuple[str, ...] = ()
     cold: bool = False
@@ -45,7 +47,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 AS_THEY_ARE = (
     *("calls", "restarts", "allow", "effort", "budget", "objective", "latency_limit", "mode", "cold", "wait"),
-    *("compile_timeout", "iterations", "fullgraph"),
+    *("compile_timeout", "iterations", "fullgraph", "tolerance", "metric"),
 )
 """Options that a manifest writes as Python does. A plan is text. A limit of memory without a unit is in GiB.
 

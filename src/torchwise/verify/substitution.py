@@ -1,0 +1,102 @@
+"""Judge a model with other operators than its own, by the error or the loss of quality that the user allows.
+
+The rest of a plan is verified as always: against the model with these operators, and not against the original.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from torchwise.errors import format_error
+from torchwise.records import Check, CheckName, Outcome
+from torchwise.records.format import percent
+from torchwise.verify.compare import check_structure
+from torchwise.verify.deviation import errors_of, is_rounded
+from torchwise.verify.observe import Observation, observe
+from torchwise.workload.module_state import kept_state
+from torchwise.workload.workload import Example
+
+Metric = Callable[[Callable[..., Any]], float]
+"""Takes the model, or a callable in its place, and returns its quality: the higher, the better."""
+
+
+def check_substitution(
+    original: Callable[..., Any],
+    substituted: Callable[..., Any],
+    examples: Sequence[Example],
+    tolerance: float,
+    metric: Metric | None = None,
+) -> Iterator[Check]:
+    """Yield a check for each example, or one of the metric.
+
+    Args:
+        original: the model.
+        substituted: the model with other operators.
+        examples: inputs to compare on. Both draw the same random numbers.
+        tolerance: the relative error (root mean square) that an output may have, or the share of its value that the
+            metric may lose.
+        metric: the user's own measure of quality, in place of the error.
+    """
+    if metric is not None:
+        yield _check_metric(original, substituted, tolerance, metric)
+        return
+    for seed, example in enumerate(examples):
+        mine, theirs = (_observe(call, original, example, seed) for call in (substituted, original))
+        structure = check_structure(mine, theirs)
+        yield _check_error(mine, theirs, tolerance) if structure.outcome is Outcome.PASS else structure
+
+
+def _observe(call: Callable[..., Any], original: Callable[..., Any], example: Example, seed: int) -> Observation:
+    return observe(call, original, example, seed=seed, training=False, calls=1)
+
+
+def _check_error(mine: Observation, theirs: Observation, tolerance: float) -> Check:
+    worst, place = 0.0, ""
+    for (name, value), (_, expected) in zip(mine.leaves, theirs.leaves, strict=True):
+        if isinstance(value, torch.Tensor):
+            error = errors_of(value, expected).rms if _is_finite_alike(value, expected) else math.inf
+            if error > worst:
+                worst, place = error, name
+    passes = worst <= tolerance
+    detail = f"other operators change {place or 'the output'} by {worst:.2g} of its root mean square, and "
+    return Check(
+        CheckName.SUBSTITUTION,
+        Outcome.PASS if passes else Outcome.FAIL,
+        f"{detail}{tolerance:g} is allowed",
+        error=worst if math.isfinite(worst) else None,
+        floor=0.0,
+    )
+
+
+def _is_finite_alike(value: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether infinities and NaN are where the model has them. Errors are of the other numbers."""
+    if not is_rounded(value):
+        return True
+    rest = ~torch.isfinite(expected)
+    return torch.equal(~torch.isfinite(value), rest) and torch.allclose(value[rest], expected[rest], equal_nan=True)
+
+
+def _check_metric(
+    original: Callable[..., Any], substituted: Callable[..., Any], tolerance: float, metric: Metric
+) -> Check:
+    found = []
+    for call in (original, substituted):
+        try:
+            with torch.no_grad(), kept_state(original):
+                found.append(float(metric(call)))
+        except Exception as error:  # the user's own code
+            return Check(CheckName.SUBSTITUTION, Outcome.NOT_COMPARABLE, f"the metric failed: {format_error(error)}")
+    before, after = found
+    lost = before - after
+    passes = lost <= tolerance * abs(before)
+    share = percent(lost / abs(before)) if before else f"{lost:.3g}"
+    return Check(
+        CheckName.SUBSTITUTION,
+        Outcome.PASS if passes else Outcome.FAIL,
+        f"with other operators the metric is {after:.6g} in place of {before:.6g}: it loses {share}, and "
+        f"{percent(tolerance)} is allowed",
+    )

@@ -1,0 +1,257 @@
+"""Other operators in place of the model's own, judged by what the user allows."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchwise.compile.shared_copies import share
+from torchwise.compile.transforms.other_modules import has_exact_gelu, has_instance_norm, use_group_norm, use_tanh_gelu
+from torchwise.errors import UnsupportedError, WorkloadError
+from torchwise.plan import EAGER, Numerics, Plan, PlanSpace, Trait
+from torchwise.plan.choice import CHOICES, Choice, Stage, load_choices
+from torchwise.plan.effort import EFFORTS
+from torchwise.plan.workload_spec import TuneOptions, WorkloadSpec
+from torchwise.records import CheckName, Outcome, Verdict
+from torchwise.study.cluster import Task
+from torchwise.study.request import Request
+from torchwise.trial import Job
+from torchwise.trial.experiment import Experiment, PlanCandidate
+from torchwise.trial.inspection import inspect
+from torchwise.verify.substitution import check_substitution
+from torchwise.workload import Example
+
+GELU = Plan(transforms=("tanh_gelu",))
+
+
+# ---- the modules
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape"),
+    [
+        (nn.InstanceNorm1d(6), (3, 6, 9)),
+        (nn.InstanceNorm1d(6, affine=True), (6, 9)),
+        (nn.InstanceNorm2d(6, affine=True, eps=1e-3), (3, 6, 5, 4)),
+        (nn.InstanceNorm2d(6), (6, 5, 4)),
+        (nn.InstanceNorm3d(6, affine=True), (2, 6, 3, 4, 5)),
+        (nn.InstanceNorm2d(1), (2, 1, 5, 4)),
+    ],
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_a_group_norm_is_the_same_function(norm: nn.Module, shape: tuple[int, ...], training: bool) -> None:
+    model = nn.Sequential(copy.deepcopy(norm)).train(training)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    other, layer = use_group_norm(model)
+    x = 3 * torch.randn(shape) + 1
+    torch.testing.assert_close(other(x), model(x), rtol=1e-5, atol=1e-5)
+    assert other(x).shape == model(x).shape
+    assert type(model[0]) is type(norm), "the model keeps its own"
+    assert all(ours is theirs for ours, theirs in zip(other.parameters(), model.parameters(), strict=True))
+    assert layer(other) is other
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 1, 1), (2, 5, 4, 4), (6,)])
+def test_inputs_that_the_norm_refuses_are_refused_alike(shape: tuple[int, ...]) -> None:
+    model = nn.Sequential(nn.InstanceNorm2d(6, affine=True))
+    errors = []
+    for call in (model, use_group_norm(model)[0]):
+        with pytest.raises((ValueError, RuntimeError)) as raised:
+            call(torch.ones(shape))
+        errors.append(str(raised.value))
+    assert errors[0] == errors[1]
+
+
+class Own(nn.InstanceNorm2d):
+    pass
+
+
+def test_other_modules_are_left_alone() -> None:
+    assert not has_instance_norm(nn.Sequential(nn.InstanceNorm2d(4, track_running_stats=True), Own(4)))
+    assert not has_instance_norm(torch.sin)
+    assert not has_exact_gelu(nn.GELU(approximate="tanh"))
+    with pytest.raises(UnsupportedError, match="has 'group_norm', but Linear has no instance norm"):
+        use_group_norm(nn.Linear(2, 2))
+    with pytest.raises(UnsupportedError, match="has 'tanh_gelu', but Linear has no nn.GELU"):
+        use_tanh_gelu(nn.Linear(2, 2))
+
+
+# ---- the verdict
+
+
+def check(tolerance: float, metric: Any = None, original: nn.Module | None = None) -> Verdict:
+    model = original or nn.Sequential(nn.GELU())
+    other, _ = use_tanh_gelu(model)
+    return Verdict(tuple(check_substitution(model, other, [Example((torch.randn(64),))], tolerance, metric)))
+
+
+def test_the_error_that_the_user_allows_decides() -> None:
+    passed, failed = check(1e-2), check(1e-6)
+    assert (passed.outcome, failed.outcome) == (Outcome.PASS, Outcome.FAIL)
+    assert 1e-6 < (passed.error or 0) < 1e-2
+    assert failed.checks[0].name == CheckName.SUBSTITUTION
+    assert "and 1e-06 is allowed" in failed.reason
+
+
+def test_a_structure_that_changes_fails_at_any_tolerance() -> None:
+    one, two = nn.GELU(), lambda x: x.double()
+    (found,) = check_substitution(one, two, [Example((torch.ones(4),))], 10.0)
+    assert (found.name, found.outcome) == (CheckName.STRUCTURE, Outcome.FAIL)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_none_fail_at_any_tolerance(value: float) -> None:
+    (found,) = check_substitution(torch.sin, lambda x: x * value, [Example((torch.ones(4),))], 10.0)
+    assert found.outcome is Outcome.FAIL
+
+
+def test_whole_numbers_count_too() -> None:
+    (found,) = check_substitution(torch.sign, lambda x: -torch.sign(x), [Example((torch.arange(4),))], 0.5)
+    assert found.outcome is Outcome.FAIL
+
+
+def quality(call: Callable[..., Any]) -> float:
+    return float(call(torch.linspace(-3, 3, 100)).sum())
+
+
+def test_a_metric_of_the_user_decides_in_its_place() -> None:
+    assert check(1e-3, quality).outcome is Outcome.PASS
+    lossy = check(1e-3, lambda call: 1.0 if isinstance(call[0], nn.GELU) and type(call[0]) is nn.GELU else 0.9)
+    assert lossy.outcome is Outcome.FAIL
+    assert "the metric is 0.9 in place of 1: it loses 10 %, and 0.1 % is allowed" in lossy.reason
+    assert check(0.2, lambda call: 1.0 if type(call[0]) is nn.GELU else 0.9).outcome is Outcome.PASS
+    assert check(1e-3, lambda call: 1.0 if type(call[0]) is nn.GELU else 2.0).outcome is Outcome.PASS, "it is better"
+    assert check(1e-3, lambda call: call.nothing).outcome is Outcome.NOT_COMPARABLE
+
+
+# ---- a trial
+
+
+@dataclass(frozen=True)
+class Broken(PlanCandidate):
+    """A plan whose compiled code is off by less than the user allows other operators."""
+
+    def build(self, call: Callable[..., Any], harness: Any) -> Callable[..., Any]:
+        right = super().build(call, harness)
+        return lambda *args: right(*args) * 1.001
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("targets") / "gelu_model.py"
+    file.write_text(
+        "import torch\n"
+        "def make():\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()).eval(), (torch.randn(16, 8),)\n"
+        "def find_loss(model):\n"
+        "    return 1.0 if type(model[1]) is torch.nn.GELU else 0.5\n"
+    )
+    return f"{file}:make"
+
+
+Judge = Callable[..., Verdict]
+
+
+@pytest.fixture
+def judge(target: str) -> Judge:
+    return lambda *args, **options: judge_target(target, *args, **options)
+
+
+def judge_target(
+    target: str, plan: Plan, tolerance: float | None, kind: type[PlanCandidate] = PlanCandidate, metric: str = ""
+) -> Verdict:
+    spec = WorkloadSpec(target, tolerance=tolerance, metric=metric or None)
+    trial = Experiment(Job("try", spec, plan, effort=EFFORTS["quick"]), kind(plan))
+    with trial.harness.gradients():
+        trial.build()
+        trial.first_calls()
+        return trial.verify(lambda _: None)
+
+
+def test_a_plan_is_judged_by_its_operators_and_the_rest_of_it_as_always(judge: Judge) -> None:
+    assert judge(GELU, None).outcome is Outcome.FAIL, "nothing is allowed"
+    passed = judge(GELU, 0.05)
+    assert passed.outcome is Outcome.PASS
+    assert passed.checks[0].name == CheckName.SUBSTITUTION
+    assert {CheckName.VALUES, CheckName.RETAINED_OUTPUTS} <= {check.name for check in passed.checks}
+    assert judge(GELU, 1e-6).outcome is Outcome.FAIL
+    broken = judge(GELU, 0.05, Broken)
+    assert (broken.outcome, broken.checks[-1].name) == (Outcome.FAIL, CheckName.VALUES)
+    assert judge(EAGER, 0.05, Broken).outcome is Outcome.FAIL, "a tolerance is for other operators alone"
+
+
+def test_a_metric_is_loaded_by_its_place(judge: Judge, target: str) -> None:
+    metric = target.replace(":make", ":find_loss")
+    assert judge(GELU, 0.6, metric=metric).outcome is Outcome.PASS
+    assert judge(GELU, 0.05, metric=metric).outcome is Outcome.FAIL
+
+
+def test_a_swap_that_is_registered_by_hand_can_pass(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    def relu(call: Any) -> Any:
+        model = share(call)
+        for part in model.modules():
+            if type(part) is nn.GELU:
+                part.__class__ = Relu
+        return model, lambda inner: inner
+
+    swap = Choice("transforms", "relu", Numerics.SUBSTITUTED, 1, "a test", realized_by=relu, stage=Stage.MODEL)
+    monkeypatch.setitem(CHOICES, swap.key, swap)
+    plan = Plan(transforms=("relu",))
+    assert judge(plan, 0.9).outcome is Outcome.PASS
+    assert judge(plan, 0.01).outcome is Outcome.FAIL
+
+
+class Relu(nn.GELU):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return input.relu()
+
+
+# ---- a search
+
+
+def test_such_operators_are_tried_if_an_error_is_allowed_and_never_else() -> None:
+    traits = frozenset({Trait.EXACT_GELU, Trait.INSTANCE_NORM, Trait.MODULE})
+    space = PlanSpace("cpu", "inference", traits, Numerics.SUBSTITUTED, "quick")
+    gelu, norm = load_choices()["transforms", "tanh_gelu"], load_choices()["transforms", "group_norm"]
+    assert space.excludes(gelu) == "it is for a model that is allowed an error by --tolerance"
+    assert space.excludes(norm) is None
+    tolerant = PlanSpace("cpu", "inference", traits | {Trait.TOLERANT}, Numerics.SUBSTITUTED, "quick")
+    assert tolerant.excludes(gelu) is None
+    careful = PlanSpace("cpu", "inference", traits | {Trait.TOLERANT}, Numerics.SAME_PRECISION, "quick")
+    assert careful.excludes(gelu) == "it is substituted, and only up to same-precision is allowed"
+
+
+def test_an_inspection_finds_what_can_be_replaced_and_makes_a_study_of_its_own(target: str) -> None:
+    jobs = [Job("inspect", WorkloadSpec(target, tolerance=given)) for given in (None, 0.05, 0.1)]
+    found = [inspect(job, lambda _: None) for job in jobs]
+    assert Trait.EXACT_GELU in found[0].traits
+    assert [Trait.TOLERANT in one.traits for one in found] == [False, True, True]
+    assert len({one.identity for one in found}) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tolerance": 0.0}, "tolerance is 0.0, but must be above 0 and finite"),
+        ({"tolerance": -1.0}, "tolerance is -1.0, but must be above 0 and finite"),
+        ({"tolerance": float("nan")}, "tolerance is nan, but must be above 0 and finite"),
+        ({"metric": "a.b:c"}, "a metric is given, but no tolerance"),
+    ],
+)
+def test_what_means_nothing_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        Request.from_options(TuneOptions(**options), "zoo:any", "cpu")
+
+
+def test_the_options_travel() -> None:
+    task = Task("zoo:any", "cpu", tolerance=0.05, metric="a.b:c")
+    spec = task.request().workload
+    assert (spec.tolerance, spec.metric) == (0.05, "a.b:c")
+    assert {"--tolerance=0.05", "--metric=a.b:c"} <= set(task.arguments())
