@@ -79,7 +79,7 @@ def test_other_modules_are_left_alone() -> None:
     assert not has_exact_gelu(nn.GELU(approximate="tanh"))
     with pytest.raises(UnsupportedError, match="has 'group_norm', but Linear has no instance norm"):
         use_group_norm(nn.Linear(2, 2))
-    with pytest.raises(UnsupportedError, match="has 'tanh_gelu', but Linear has no nn.GELU"):
+    with pytest.raises(UnsupportedError, match=r"has 'tanh_gelu', but Linear has no nn\.GELU"):
         use_tanh_gelu(nn.Linear(2, 2))
 
 

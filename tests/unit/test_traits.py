@@ -35,6 +35,7 @@ def a_choice(**traits: object) -> Choice:
 
 def test_every_trait_can_be_found_in_a_workload() -> None:
     found = set[Trait]().union(*(named_in(SOURCE / name) for name in FINDERS), DIVISIBLE_BY.values())
+    found |= {trait for choice in load_choices().values() for trait, _ in choice.detectors}
     assert found == set(Trait)
 
 

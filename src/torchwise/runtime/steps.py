@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from torchwise.keywords import checked_keywords
+
 if TYPE_CHECKING:
     import torch
 
     from torchwise.compile.cuda_graphs.step_graph import CapturedStep
-from torchwise.keywords import checked_keywords
-from torchwise.runtime.rollout import Rollout
+    from torchwise.runtime.rollout import Rollout
 
 T = TypeVar("T")
 
