@@ -17,6 +17,7 @@ from torch.optim import lr_scheduler
 
 import torchwise
 from torchwise.compile import CompiledPlan, compile_plan
+from torchwise.compile.forward_entry import find_repeated_blocks, find_stages
 from torchwise.compile.optimizer import _GIVEN, TunedOptimizer, forms_open
 from torchwise.compile.train_step import CompiledStep
 from torchwise.errors import UnsupportedError
@@ -89,9 +90,54 @@ def test_recomputing_is_exact_noise_included(dropout: float) -> None:
     assert same([*ours[0], *collect_step_state(ours[1])], [*theirs[0], *collect_step_state(theirs[1])])
 
 
-def test_recomputing_keeps_no_activation_of_a_block_and_counts_no_call_twice() -> None:
+class Wide(torch.nn.Module):
+    """A stage of its own class."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.linear, self.norm = torch.nn.Linear(before, after), torch.nn.LayerNorm(after)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.norm(torch.nn.functional.gelu(self.linear(x))))
+
+
+class Stages(torch.nn.Module):
+    """Stages of other classes, shapes and names, some of them in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.enter = Wide(4, 64)
+        self.middle = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU(), torch.nn.Tanh())
+        self.rest = torch.nn.ModuleList([Wide(96, 32), Wide(32, 64)])
+        self.head = torch.nn.Linear(64, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.middle(self.enter(x))
+        for stage in self.rest:
+            x = stage(x)
+        return self.head(x)
+
+
+def test_stages_that_differ_in_class_shape_and_name_are_recomputed_exactly() -> None:
+    stages = Stages()
+    assert not find_repeated_blocks(stages)
+    assert find_stages(stages) == [stages.enter, stages.middle, *stages.rest]
+    ours, theirs = (train_steps(plan, model=Stages()) for plan in (Plan(activation_checkpointing="blocks"), None))
+    assert same([*ours[0], *collect_step_state(ours[1])], [*theirs[0], *collect_step_state(theirs[1])])
+
+
+@pytest.mark.parametrize("make", [lambda: torch.nn.Linear(4, 3), lambda: torch.nn.Sequential(*[torch.nn.Tanh()] * 5)])
+def test_a_model_that_is_no_row_of_stages_has_none(make: Callable[[], torch.nn.Module]) -> None:
+    assert find_stages(make()) == []
+
+
+@pytest.mark.parametrize("make", [lambda: Blocks(width=64), Stages])
+def test_recomputing_keeps_no_activation_of_a_block_and_counts_no_call_twice(
+    make: Callable[[], torch.nn.Module],
+) -> None:
     def count_saved_elements(plan: Plan | None) -> int:
-        step = a_step(Blocks(width=64))
+        step = a_step(make())
         call = compile_step(step, plan).call if plan else step
         sizes: list[int] = []
 
@@ -576,7 +622,7 @@ class Normed(torch.nn.Module):
         (
             Plan(activation_checkpointing="blocks"),
             {"model": Net()},
-            "activation_checkpointing is 'blocks', but the model has no repeated blocks",
+            "activation_checkpointing is 'blocks', but the model is no row of blocks or stages",
         ),
         (
             Plan(activation_checkpointing="blocks"),

@@ -23,6 +23,7 @@ ALL_TRAITS = frozenset(
         "gemm",
         "conv",
         "repeated_blocks",
+        "stages",
         "repeats",
         "several_shapes",
         "complex",

@@ -319,7 +319,7 @@ def test_a_choice_that_acts_on_nothing_is_left_out_with_its_bound() -> None:
 
 
 def test_what_saves_memory_alone_is_never_tried_for_its_time_and_told_so() -> None:
-    traits = frozenset({"training_step", "repeated_blocks", "divisible_by_2", "divisible_by_4", "fusable"})
+    traits = frozenset({"training_step", "repeated_blocks", "stages", "divisible_by_2", "divisible_by_4", "fusable"})
     space = PlanSpace("cpu", "training", traits, effort="thorough")
     history = a_history(inspection=an_inspection(1.0, traits=traits), calls=MANY)
     asked = []
@@ -770,7 +770,7 @@ def test_a_list_is_tried_in_order_and_once() -> None:
 
 # ---- memory
 
-OF_A_STEP = frozenset({"module", "floating", "training_step", "repeated_blocks", "divisible_by_2", "fusable"})
+OF_A_STEP = frozenset({"module", "floating", "training_step", "repeated_blocks", "stages", "divisible_by_2", "fusable"})
 SAVES_MEMORY = {Plan(activation_checkpointing="blocks"), Plan(microbatches=2)}
 
 

@@ -13,7 +13,7 @@ import inspect
 import linecache
 import types
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -147,6 +147,31 @@ def find_repeated_blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
             if len(group) >= MIN_BLOCKS and _size(group) >= max(MIN_SHARE * total, _size(best) + 1):
                 best = group
     return best
+
+
+def find_stages(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the parts of a model that can be computed again one by one, or nothing if they are no large part of it.
+
+    Those are its repeated blocks, or else the longest row of parts of any classes, shapes and names.
+    """
+    best = find_repeated_blocks(module)
+    if best:
+        return best
+    total = sum(p.numel() for p in module.parameters())
+    for parent in module.modules():
+        row = [part for part in _list_called(parent) if _size([part]) and any(True for _ in part.children())]
+        if len(row) >= max(MIN_BLOCKS, len(best) + 1) and _size(row) >= MIN_SHARE * total:
+            best = row
+    return best
+
+
+def _list_called(parent: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yield the children that a call may run. In place of a mere container, which has no forward, yield its own."""
+    for child in parent.children():
+        if type(child).forward is torch.nn.Module.forward:
+            yield from _list_called(child)
+        else:
+            yield child
 
 
 def compile_blocks(module: Callable[..., Any], compiler: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

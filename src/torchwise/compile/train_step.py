@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from torchwise._torch.modules import BatchNorm
 from torchwise.compile.backends.inductor import compile as compiled_by_inductor
 from torchwise.compile.cuda_graphs.step_graph import CapturedStep
-from torchwise.compile.forward_entry import calls_forward_alone, find_repeated_blocks
+from torchwise.compile.forward_entry import calls_forward_alone, find_repeated_blocks, find_stages
 from torchwise.compile.io_casts import AUTOCAST
 from torchwise.compile.optimizer import TunedOptimizer, lay_states
 from torchwise.compile.recompiles import Recompiles, count_recompiles
@@ -189,9 +189,9 @@ class CompiledStep:
             self._step.scaler = before
 
     def _recompute_blocks(self) -> None:
-        blocks = find_repeated_blocks(unwrap_ddp(self._step.model))
+        blocks = find_stages(unwrap_ddp(self._step.model))
         if not blocks:
-            raise UnsupportedError("activation_checkpointing is 'blocks', but the model has no repeated blocks")
+            raise UnsupportedError("activation_checkpointing is 'blocks', but the model is no row of blocks or stages")
         norms = [m for block in blocks for m in block.modules() if isinstance(m, BatchNorm)]
         if any(norm.track_running_stats for norm in norms):
             raise UnsupportedError(

@@ -37,6 +37,7 @@ class Trait(OpenEnum):
     PATCHES = "patches", "has convolutions whose windows do not overlap"
     SHORT_ROWS = "short_rows", "reads points of a few coordinates again and again"
     REPEATED_BLOCKS = "repeated_blocks", "has repeated blocks"
+    STAGES = "stages", "is a row of blocks or stages"
     REPEATS = "repeats", "repeats the same operators"
     LONG = "long", "calls very many operators"
     SEVERAL_SHAPES = "several_shapes", "gets inputs of several shapes"

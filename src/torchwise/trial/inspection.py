@@ -15,7 +15,7 @@ from torchwise._torch.modules import BatchNorm
 from torchwise.compile import is_plain
 from torchwise.compile.cuda_graphs.host_operators import reads_numbers, waits
 from torchwise.compile.cuda_graphs.recorded_graph import DEVICE
-from torchwise.compile.forward_entry import find_repeated_blocks
+from torchwise.compile.forward_entry import find_repeated_blocks, find_stages
 from torchwise.compile.loop_rolling.repetitions import covers, repetitions
 from torchwise.compile.optimizer import forms_open
 from torchwise.compile.tensor_reads import answering
@@ -302,6 +302,7 @@ def _traits(
         Trait.GEMM: shares.get("gemm", 1.0) > SIGNIFICANT,
         Trait.CONV: dims4 and shares.get("conv", 1.0) > SIGNIFICANT,
         Trait.REPEATED_BLOCKS: module is not None and has("repeated blocks", find_repeated_blocks),
+        Trait.STAGES: module is not None and has("stages", find_stages),
         Trait.PATCHES: module is not None and shares.get("conv", 1.0) > SIGNIFICANT and has("patches", has_patches),
         Trait.DEPENDENT_LAUNCH: any(t.is_cuda for t in tensors) and _launches_early(),
         Trait.STATIC_FORM: has("a static form", lambda _: has_static_form(workload.call)),
