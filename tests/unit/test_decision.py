@@ -161,6 +161,17 @@ def test_everything_failed() -> None:
     )
 
 
+def test_a_search_whose_time_ended_before_any_plan_was_tried_is_inconclusive() -> None:
+    cut = Failure(FailureKind.OUT_OF_BUDGET, "compile", "the budget of 30 s is spent")
+    trials = [Trial(0, INDUCTOR, TrialState.FAIL, failure=cut)]
+    for tried in ([], trials):
+        decision = decide(replace(a_history(*tried), left_s=-0.1), HERE)
+        assert decision.is_inconclusive
+        assert "ended before a plan was tried to its end" in decision.reason
+    for tried, left_s in (([], 5.0), ([*trials, a_trial(AUTOTUNED, 0.8)], -0.1)):
+        assert not decide(replace(a_history(*tried), left_s=left_s), HERE).is_inconclusive
+
+
 BREAK = "Data-dependent branching, at model.py:7, in forward: `if x.sum() > 0:`"
 
 

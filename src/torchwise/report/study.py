@@ -259,7 +259,11 @@ def next_steps(
         command = command_line("tune", spec, *effort, allow=study.allow, store=store)
         again = "the same torchwise.tune(...) call" if live else command
         steps.append(doc.Step(again, "resumes the search, with the finished trials"))
-    elif decision and decision.plan.is_eager and _may_be_lowered(study):
+    elif decision and decision.is_inconclusive:
+        command = command_line("tune", spec, *effort, allow=study.allow, store=store)
+        again = "the same torchwise.tune(...) call" if live else command
+        steps.append(doc.Step(again, "goes on, with the finished trials, best on a quieter machine"))
+    if study.state is StudyState.DECIDED and decision and decision.plan.is_eager and _may_be_lowered(study):
         command = command_line("tune", spec, *effort, allow=Numerics.LOWER_PRECISION, store=store)
         lower = 'torchwise.tune(..., allow="lower-precision")' if live else command
         steps.append(doc.Step(lower, "also tries lower precision, if your application permits it"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from torchwise.environment import Environment
 from torchwise.plan import EAGER, Numerics, Plan
 from torchwise.plan.space import complexity_of, numerics_of
-from torchwise.records import Decision, Outcome, Trial
+from torchwise.records import Decision, FailureKind, Outcome, Trial
 from torchwise.records.answer import Answer
 from torchwise.records.format import count, seconds, span, time
 from torchwise.records.measurement import describe_contention
@@ -42,6 +42,8 @@ def decide(history: History, environment: Environment) -> Decision:
     if chosen is None and (untold := _untold(history)) is not None:
         reason = _why_inconclusive(untold) + _name_break(history) + _describe_batch(history, EAGER) + _waits(history)
         return replace(stay, reason=reason, answer=Answer.INCONCLUSIVE)
+    if chosen is None and (unfinished := _explain_end(history)):
+        return replace(stay, reason=unfinished + _waits(history), answer=Answer.INCONCLUSIVE)
     if chosen is None:
         reason = _why_eager(history) + _name_break(history) + _describe_batch(history, EAGER) + _waits(history)
         return replace(stay, reason=reason, answer=Answer.NO)
@@ -105,6 +107,23 @@ def _untold(history: History) -> Trial | None:
         if t.is_faster is Answer.INCONCLUSIVE and economics.cost(t).low < economics.baseline_cost * (1 - TIE)
     ]
     return min(untold, key=lambda t: economics.cost(t).low, default=None)
+
+
+def _explain_end(history: History) -> str:
+    """Say that the time of the search ended before any plan was tried to its end, or return "" if one was."""
+    known = [t for t in history.trials if t.state.is_finished and not _was_cut(t)]
+    if known or history.left_s > 0:
+        return ""
+    return (
+        "Inconclusive: the time of the search ended before a plan was tried to its end. Eager goes on serving. Run "
+        "this again with a larger budget, or while the machine is quieter."
+    )
+
+
+def _was_cut(trial: Trial) -> bool:
+    """Return whether a trial ended without a result because its time was up."""
+    cut = (FailureKind.OUT_OF_BUDGET, FailureKind.TIMED_OUT, FailureKind.INTERFERED)
+    return trial.failure is not None and trial.failure.kind in cut
 
 
 def _why_inconclusive(best: Trial) -> str:
