@@ -19,6 +19,7 @@ from typing import TypeVar
 from torchwise import environment
 from torchwise.bench.contenders import Contender, Setting, find
 from torchwise.bench.request import BenchRequest, ContenderJob, HardwareSurvey
+from torchwise.command_start import budget_start
 from torchwise.errors import BaselineError, BudgetError, InputError, InternalError
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS, EffortProfile
@@ -95,7 +96,7 @@ class _Loop:
         benchmark: Benchmark,
     ) -> None:
         self._request = request
-        self._budget = Budget(request.budget_s or math.inf, Stopwatch(listener.stage))
+        self._budget = Budget(request.budget_s or math.inf, Stopwatch(listener.stage, budget_start()))
         self._launcher = self._budget.limit(launcher)
         self._listener = listener
         self._contenders = contenders

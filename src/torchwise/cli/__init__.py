@@ -31,6 +31,7 @@ from torchwise.cli.store import store
 from torchwise.cli.sweep import sweep
 from torchwise.cli.tune import tune
 from torchwise.cli.zoo import zoo
+from torchwise.command_start import running_command
 from torchwise.errors import ERROR_FILE, TorchwiseError
 
 
@@ -92,7 +93,8 @@ def main(run: Callable[[], None] | None = None) -> None:
     Args:
         run: the function that parses the arguments and runs the command, by default `app`.
     """
-    if sys.argv[1:2] != ["run"]:  # whose program keeps its streams as Python makes them
+    is_command = sys.argv[1:2] != ["run"]  # whose program keeps its streams as Python makes them, and its own time
+    if is_command:
         _replace_unencodable()
     error_file = os.environ.pop(ERROR_FILE, "")  # processes that the command starts do not write there
     try:
@@ -104,7 +106,8 @@ def main(run: Callable[[], None] | None = None) -> None:
             from torchwise.plan.plug_ins import check_named
 
             check_named()
-        (run or app)()
+        with running_command() if is_command else contextlib.nullcontext():
+            (run or app)()
     except TorchwiseError as error:
         typer.echo(f"torchwise: {error}", err=True)
         if error_file:

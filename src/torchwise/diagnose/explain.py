@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from torchwise.command_start import budget_start
 from torchwise.diagnose.requests import make_spec
 from torchwise.errors import InputError, UnsupportedError, is_positive
 from torchwise.former_names import renamed_arguments
@@ -112,7 +112,7 @@ def explain(
         UnsupportedError: it cannot be compiled, or its worker ended. The message says how.
         BudgetError: the budget is spent before the run is measured.
     """
-    begun = time.monotonic()
+    begun = budget_start()
     if budget is not None and not is_positive(budget):
         raise InputError(f"budget is {budget!r} s, but must be above 0")
     if plan is not None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field, replace
 
+from torchwise.command_start import budget_start
 from torchwise.errors import InputError, UnsupportedError, is_positive
 from torchwise.parsing import to_bytes, to_seconds
 from torchwise.plan import Numerics, Plan, check_is_plan
@@ -87,7 +87,7 @@ class Request:
         Raises:
             InputError: an option has no permitted value.
         """
-        begun = time.monotonic()
+        begun = budget_start()
         if isinstance(options.plans, Plan):
             raise InputError("plans is a Plan, but must be a list of plans: plans=[plan]")
         workload = WorkloadSpec(

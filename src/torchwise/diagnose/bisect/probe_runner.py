@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
+from torchwise.command_start import budget_start
 from torchwise.errors import BaselineError, InputError, TorchwiseError, UnsupportedError, is_positive
 from torchwise.plan import EAGER, Plan, check_is_plan
 from torchwise.plan.workload_spec import WorkloadSpec
@@ -169,7 +170,7 @@ class ProbeRunner:
         self.notes: list[str] = []
         self.spent = False
         self._request = request
-        self._budget = Budget(request.budget_s or math.inf, Stopwatch(listener.stage))
+        self._budget = Budget(request.budget_s or math.inf, Stopwatch(listener.stage, budget_start()))
         self._launcher = self._budget.limit(launcher)
         self._job = job
         self._stochastic = False
