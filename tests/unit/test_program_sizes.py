@@ -162,6 +162,16 @@ def test_nothing_is_padded_if_that_is_not_proven(
     assert request.plans == DYNAMIC
 
 
+def test_the_search_for_other_sizes_has_a_share_of_the_budget(searches: Searches) -> None:
+    tune(Rows().eval(), [3, 5], budget=100.0)
+    first, second = (request.budget_s for request, _ in searches.asked)
+    assert first == pytest.approx(70, abs=5)
+    assert second > 50, "the first search took no time"
+    searches.asked.clear()
+    tune(Rows().eval(), [3], budget=100.0)
+    assert [request.budget_s for request, _ in searches.asked] == [pytest.approx(100, abs=5)]
+
+
 @pytest.mark.parametrize("options", [{"allow": "exact"}, {"plans": [THREADS]}], ids=["exact", "plans"])
 def test_what_the_options_permit_counts(options: dict[str, Any], searches: Searches) -> None:
     net = Rows().eval()

@@ -384,6 +384,14 @@ def test_targets_of_one_structure_keep_their_decisions(storage: Storage, table: 
     assert storage.get_study(first.id, "zoo:anything").decision == first.decision
 
 
+def test_a_model_is_profiled_once_for_all_of_its_targets(storage: Storage, table: Table) -> None:
+    known = run_study(request(), storage, table, Listener()).inspection.identity
+    table.ran.clear()
+    other = Request(WorkloadSpec("zoo:another", calls=10**6), identity=known)
+    study = run_study(other, storage, table, Listener())
+    assert (table.ran, study.inspection.identity) == ([], known)
+
+
 def test_targets_of_one_structure_are_measured_anew_together(storage: Storage, table: Table) -> None:
     """A decision whose measurements are forgotten goes. The measurements so far are enough for the others."""
     other = Request(WorkloadSpec("zoo:another", calls=10**6))

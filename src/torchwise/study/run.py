@@ -133,7 +133,7 @@ def _run_study(
 
 
 def _recall_inspection(request: Request, storage: Storage, here: Environment, reads: Path | None) -> Inspection | None:
-    """Return the stored inspection of the same model and inputs here, if its study has a clear decision.
+    """Return the stored inspection of the same model and inputs here, if its study has a clear decision for any target.
 
     Otherwise the model is profiled again: other programs may have disturbed the measurements.
     """
@@ -142,7 +142,7 @@ def _recall_inspection(request: Request, storage: Storage, here: Environment, re
         return None
     workload, allow = request.workload, request.allow.former_name
     key = StudyKey(identity, here.fingerprint, workload.device, workload.mode, workload.objective, allow)
-    stored = storage.find_study(key, workload.target)
+    stored = storage.find_study(key)
     decision = stored.decision if stored and stored.state is StudyState.DECIDED else None
     return stored.inspection if stored and decision and not decision.is_inconclusive else None
 

@@ -62,10 +62,14 @@ class SizeMix:
         """Whether one plan with dynamic shapes answers all sizes."""
         return self.choice is not None and self.choice.kind == "dynamic"
 
+    @property
+    def is_static(self) -> bool:
+        """Whether a few sizes of several have their own plan."""
+        return self.choice is not None and self.choice.kind == "static"
+
     def needs_others(self, decision: Decision) -> bool:
         """Whether a second plan, with dynamic shapes, is to answer the sizes that the decision's plan does not."""
-        is_static = self.choice is not None and self.choice.kind == "static"
-        return is_static and not decision.plan.is_eager and decision.plan.shapes == "static"
+        return self.is_static and not decision.plan.is_eager and decision.plan.shapes == "static"
 
     def list_examples(self, workload: Callable[..., Any]) -> tuple[Example, ...]:
         """Return the inputs to tune on, each with the number of calls that it stands for."""

@@ -41,6 +41,8 @@ MIN_SHARE = 0.03
 """Minimum share of the time of all modules for a module to be tuned."""
 MAX_TUNED = 8
 MIN_BUDGET_S = 5.0
+FIRST_SHARE = 0.7
+"""Share of a module's budget for the plan for its recorded sizes, if others may come. The rest is for theirs."""
 OF_ALL_SIZES = {"plans": DYNAMIC, "sizes": "varying"}
 """The options of a search for one plan that answers every size: it is verified at sizes that nobody gave."""
 
@@ -363,7 +365,9 @@ class _Searches:
         may_be_dynamic = self._options.get("plans") is None and self._allowed is not Numerics.EXACT
         if mix.is_dynamic and may_be_dynamic:
             return self._run(name, **OF_ALL_SIZES), None, ""
-        study = self._run(name)
+        budget = self._options.get("budget")
+        shared = {"budget": FIRST_SHARE * budget} if budget and may_be_dynamic and mix.is_static else {}
+        study = self._run(name, **shared)
         if not mix.needs_others(study.decision) or not may_be_dynamic:
             return study, None, ""
         left = {} if self._end is None else {"budget": max(self._end - time.monotonic(), MIN_BUDGET_S)}
