@@ -80,6 +80,18 @@ def search(storage: Storage, server: Server, limit_s: float = 10.2e-3, **options
     return run_study(Request(workload, **options), storage, server, Listener())
 
 
+def test_a_compile_time_out_holds_at_every_batch_size(storage: Storage) -> None:
+    heard: list[tuple[str, float]] = []
+
+    class Notes(Server):
+        def run(self, job: Any, limits: Any, on_stage: Any) -> str | Failure:
+            heard.append((getattr(job, "task", ""), limits.compile_s))
+            return super().run(job, limits, on_stage)
+
+    search(storage, Notes(), compile_timeout_s=7.0)
+    assert {seconds for task, seconds in heard if task == "try"} == {7.0}
+
+
 def batch_of(study: Study) -> tuple[Plan, int]:
     assert study.decision is not None
     assert study.decision.workload.batch is not None

@@ -383,7 +383,7 @@ def test_environment_inspection_notes_and_what_was_not_tried_are_there(page: Ele
         "the model is in training mode",
         "the clock of the GPU fell by 11 %",
         "tf32: it is lower-precision, and only up to same-precision is allowed",
-        "The search took 21 min 52 s",
+        "The search took 21 min 52 s, in which eager answers ",
         "2026-02-25",
     ):
         assert part in text

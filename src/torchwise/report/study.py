@@ -102,7 +102,7 @@ def study_document(
     """Return a study as a document. Give it the plots if it is for a page, which has all details of each trial too."""
     candidates, spec = rows(study), workload_of(study)
     steps = tuple(next_steps(study, name, store, is_page=plots is not None))
-    took = f"The search took {show.seconds(study.seconds)}. " if study.seconds else ""
+    took = f"The search took {show.seconds(study.seconds)}{_calls_lost(study)}. " if study.seconds else ""
     return doc.Document(
         title=spec.target,
         brand=name_report(f"study {study.id}", study.created_at),
@@ -122,6 +122,14 @@ def study_document(
         footer=f"{took}With another GPU, driver, PyTorch or model, this decision is stale, and plans must be verified "
         "again.",
     )
+
+
+def _calls_lost(study: Study) -> str:
+    """Say how many calls eager answers in the time of the search, or nothing if it was not timed."""
+    if not study.eager.baseline_s:
+        return ""
+    calls = study.cost_model.count_calls(study.seconds)
+    return f", in which eager answers {show.pluralize(round(calls), 'call')}" if calls >= 1 else ""
 
 
 def _list_evidence(study: Study, candidates: Sequence[Candidate]) -> Iterator[doc.Block]:

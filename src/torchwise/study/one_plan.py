@@ -6,6 +6,7 @@ workers, and failures are results.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -29,11 +30,15 @@ class PlanStudy:
         launcher: where the workers run.
         limit_s: seconds after which a worker is ended.
         on_stage: called with each stage as it begins.
+        compile_s: seconds after which a worker that still compiles is ended.
     """
 
-    def __init__(self, job: Job, launcher: Launcher, limit_s: float, on_stage: OnStage) -> None:
+    def __init__(
+        self, job: Job, launcher: Launcher, limit_s: float, on_stage: OnStage, compile_s: float = math.inf
+    ) -> None:
         self.job = job
-        self._launcher, self._limit_s, self._on_stage = launcher, limit_s, on_stage
+        self._launcher, self._on_stage = launcher, on_stage
+        self._limit_s, self._compile_s = limit_s, compile_s
 
     def inspect(self) -> Inspection:
         """Inspect the plain model. Raises as `inspect_workload` does."""
@@ -64,4 +69,4 @@ class PlanStudy:
         return ask_worker(self._launcher, job, kind, self._limits(), self._on_stage)
 
     def _limits(self) -> Limits:
-        return Limits.from_free_memory(self._limit_s)
+        return replace(Limits.from_free_memory(self._limit_s), compile_s=self._compile_s)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from torchwise._torch import dynamo
+from torchwise._torch.debug_logs import show_logs
 from torchwise.alerts import OnceLog
 from torchwise.compile.backends.inductor import graph_compiler
 from torchwise.compile.transforms import has_stage
@@ -57,6 +58,7 @@ def backend(
         InputError: an option is unknown, or its value is invalid.
     """
     parsed = Options.read(options, mode)
+    show_logs()
     place = _place_of(module)
     try:
         captured = Captured.from_graph(module, inputs)
