@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import gc
 import json
 import os
 import runpy
@@ -113,5 +112,4 @@ if __name__ == "__main__":
 
     with contextlib.suppress(torchwise.errors.InputError):
         torchwise.cli.app(["run", "no_program.py"])  # which loads the rest
-    gc.freeze()
     _run(_answer_orders())

@@ -179,6 +179,11 @@ def test_a_pool_that_a_program_left_open_closes_no_later_one(tmp_path: Path) -> 
         assert pool.submit(abs, -3).result() == 3
 
 
+def test_collections_of_a_program_leave_out_what_torchwise_loaded(tmp_path: Path, server: ProgramServer) -> None:
+    (tmp_path / "collects.py").write_text("import gc\nprint(len(gc.get_objects()) < 5000)")
+    assert server.run(tmp_path, ["torchwise", "run", "collects.py"]).stdout == b"True\n"
+
+
 def test_a_module_of_a_package_is_run_with_its_own_options(tmp_path: Path, server: ProgramServer) -> None:
     package = tmp_path / "pack"
     package.mkdir()

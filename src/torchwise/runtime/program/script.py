@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import importlib.util
 import io
 import itertools
@@ -56,6 +57,7 @@ class Script:
 
         Its error is printed as Python prints it. `__main__` stays in place, as classes of the program live there.
         """
+        gc.freeze()  # or the program's collections would go through all that Torchwise has loaded
         sys.argv = [self._first_word, *self._args]
         sys.modules["__main__"] = self._main
         code: Any = 0
