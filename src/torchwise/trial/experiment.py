@@ -17,7 +17,7 @@ from torchwise._torch.dynamo import count_compiled_graphs, count_graph_breaks
 from torchwise.compile import Backend, compile_plan
 from torchwise.compile.transforms import transform_model
 from torchwise.compile.uncompiled_reason import find_graph_break, why_uncompiled
-from torchwise.errors import StalePlanError, UnsupportedError
+from torchwise.errors import UnsupportedError
 from torchwise.measure.profile import profile_of
 from torchwise.plan import EAGER, Numerics, Plan, Trait
 from torchwise.plan.space import choices_of
@@ -26,8 +26,9 @@ from torchwise.records.trial import NOTHING_COMPILED
 from torchwise.trial.error_origin import run_checks
 from torchwise.trial.harness import Calls, Harness
 from torchwise.trial.job import Attempt, Job, Restart
+from torchwise.trial.settling import check_that_state_settles, compile_for_other_values
 from torchwise.verify import StepSubject, Subject, verify, verify_step
-from torchwise.verify.observe import Observation, draws, further
+from torchwise.verify.observe import Observation, draws
 from torchwise.verify.spot_check import FirstAnswer, check_retained_outputs, very_first
 from torchwise.verify.step import check_retained_loss
 from torchwise.verify.step_runner import StepRunner
@@ -245,12 +246,6 @@ def _copy_answers(call: Callable[..., Any]) -> Callable[..., Any]:
     return call_and_copy
 
 
-SETTLED_AFTER = 5
-"""Calls in a row, of which the last two must compile nothing: on the second, Dynamo makes varying values variable."""
-MAX_NAMED = 3
-"""Pieces of state that an error names."""
-
-
 @dataclass(frozen=True, slots=True)
 class PlanCandidate:
     """A plan as a candidate. A backend compiles a model, but no step, in place of the plan's own."""
@@ -311,8 +306,7 @@ def attempt(job: Job, stage: Callable[[str], None], backend: Backend | None = No
         stage(WorkerStage.COMPILE)
         trial.build()
         cold = trial.first_calls()
-        trial.check_that_it_settles()
-        cold += trial.compile_for_other_values()
+        cold += trial.settle()
         stage(WorkerStage.VERIFY)
         verdict = trial.verify(stage)
         if verdict.outcome is not Outcome.PASS:
@@ -362,35 +356,18 @@ class PlanExperiment(Experiment):
             raise UnsupportedError(f"{NOTHING_COMPILED}{why_uncompiled(workload.call, workload.examples[0])}")
         return seconds
 
-    def check_that_it_settles(self) -> None:
-        """Make consecutive calls if each changes the state of the next, as a program does and timing does not.
+    def settle(self) -> float:
+        """Call the plan as a program does, and return the seconds of code for other values than the examples'.
 
         Raises:
-            UnsupportedError: the calls go on compiling, as the values that they change are compiled in.
+            UnsupportedError: the calls go on compiling.
         """
-        if not self._is_compiled_here or Trait.STATEFUL not in self._job.traits or self.step_runner is not None:
-            return
-        call, example = self.call, self.harness.workload.examples[0].clone()
-        compiled = [count_compiled_graphs()]
-        with kept_state(self.harness.workload.call, example.args, example.kwargs) as state:
-            try:
-                for _ in range(SETTLED_AFTER):
-                    call(*example.args, **example.kwargs)
-                    compiled.append(count_compiled_graphs())
-            except StalePlanError as error:
-                raise UnsupportedError(f"a call changes what the plan holds for: {error}") from error
-            except Exception:  # a model may raise when a cache is full; verification compares the calls with its own
-                return
-            changed, grown = list(state.changes()), state.find_grown()
-        if len(compiled) <= SETTLED_AFTER or not compiled[-1] > compiled[-2] > compiled[-3]:
-            return
-        if grown and self._job.plan.shapes == "static":
-            raise UnsupportedError(
-                f"every call compiles again, as each gives another shape to {_list_few(grown)}: a plan with "
-                "shapes='dynamic' compiles once for all"
-            )
-        named = _list_few(changed) or "its inputs"
-        raise UnsupportedError(f"every call compiles again, for each changes what the code depends on: {named}")
+        if not self._is_compiled_here or self.step_runner is not None:
+            return 0.0
+        workload = self.harness.workload
+        if Trait.STATEFUL in self._job.traits:
+            check_that_state_settles(self.call, workload, self._job.plan)
+        return compile_for_other_values(self.call, workload, self.harness.own_seconds) if self._may_break else 0.0
 
     def find_graph_break(self, measurement: Measurement) -> str:
         """Return the first graph break of a plan that is not surely faster than eager, with its line, or "".
@@ -401,32 +378,6 @@ class PlanExperiment(Experiment):
             return ""
         workload = self.harness.workload
         return find_graph_break(workload.call, workload.examples[0])
-
-    def compile_for_other_values(self) -> float:
-        """Call on other values until a call compiles nothing, and return the seconds of those that did.
-
-        After a graph break, sizes and branches inside a call may depend on values. A program would wait for this code.
-
-        Raises:
-            UnsupportedError: the calls go on compiling.
-        """
-        if not self._is_compiled_here or self.step_runner is not None or not count_graph_breaks():
-            return 0.0
-        workload = self.harness.workload
-        seconds: list[float] = []
-        for example in further(workload, range(1, SETTLED_AFTER + 1)):
-            before, copied = count_compiled_graphs(), example.clone()
-            with kept_state(workload.call, copied.args, copied.kwargs):
-                took = self.harness.own_seconds(functools.partial(self.call, *copied.args, **copied.kwargs))
-            if count_compiled_graphs() == before:
-                return sum(seconds)
-            seconds.append(took)
-        if len(seconds) < SETTLED_AFTER:  # the model takes no such values
-            return sum(seconds)
-        raise UnsupportedError(
-            f"{len(seconds)} calls on other values took {sum(seconds):.0f} s to compile again, as sizes or branches "
-            "after a graph break depend on values: use masks over static sizes, or shapes='dynamic'"
-        )
 
     def measure(self) -> Measurement:
         """Time the plan against eager, until it can no longer lead."""
@@ -441,7 +392,3 @@ class PlanExperiment(Experiment):
 
 def _size(folder: str) -> int:
     return sum(f.stat().st_size for f in Path(folder).rglob("*") if f.is_file()) if folder else 0
-
-
-def _list_few(paths: list[str]) -> str:
-    return ", ".join([*paths[:MAX_NAMED], *(["…"] if len(paths) > MAX_NAMED else [])])

@@ -1,0 +1,78 @@
+"""Whether the calls of a plan stop compiling: a program's differ in state and values, those of a timing do not."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torchwise._torch.dynamo import count_compiled_graphs
+from torchwise.errors import StalePlanError, UnsupportedError
+from torchwise.plan import Plan
+from torchwise.verify.observe import further
+from torchwise.workload import Workload
+from torchwise.workload.module_state import kept_state
+
+SETTLED_AFTER = 5
+"""Calls in a row, of which the last two must compile nothing: on the second, Dynamo makes varying values variable."""
+MAX_NAMED = 3
+"""Pieces of state that an error names."""
+
+
+def check_that_state_settles(call: Callable[..., Any], workload: Workload, plan: Plan) -> None:
+    """Make consecutive calls of a plan, each of which changes the state of the next.
+
+    Raises:
+        UnsupportedError: the calls go on compiling, as the values that they change are compiled in.
+    """
+    example = workload.examples[0].clone()
+    compiled = [count_compiled_graphs()]
+    with kept_state(workload.call, example.args, example.kwargs) as state:
+        try:
+            for _ in range(SETTLED_AFTER):
+                call(*example.args, **example.kwargs)
+                compiled.append(count_compiled_graphs())
+        except StalePlanError as error:
+            raise UnsupportedError(f"a call changes what the plan holds for: {error}") from error
+        except Exception:  # a model may raise when a cache is full; verification compares the calls with its own
+            return
+        changed, grown = list(state.changes()), state.find_grown()
+    if len(compiled) <= SETTLED_AFTER or not compiled[-1] > compiled[-2] > compiled[-3]:
+        return
+    if grown and plan.shapes == "static":
+        raise UnsupportedError(
+            f"every call compiles again, as each gives another shape to {_list_few(grown)}: a plan with "
+            "shapes='dynamic' compiles once for all"
+        )
+    named = _list_few(changed) or "its inputs"
+    raise UnsupportedError(f"every call compiles again, for each changes what the code depends on: {named}")
+
+
+def compile_for_other_values(
+    call: Callable[..., Any], workload: Workload, own_seconds: Callable[[Callable[[], Any]], float]
+) -> float:
+    """Call a plan on other values until a call compiles nothing, and return the seconds of those that did.
+
+    After a graph break, sizes and branches inside a call may depend on values. A program would wait for this code.
+
+    Raises:
+        UnsupportedError: the calls go on compiling.
+    """
+    seconds: list[float] = []
+    for example in further(workload, range(1, SETTLED_AFTER + 1)):
+        before, copied = count_compiled_graphs(), example.clone()
+        with kept_state(workload.call, copied.args, copied.kwargs):
+            took = own_seconds(functools.partial(call, *copied.args, **copied.kwargs))
+        if count_compiled_graphs() == before:
+            return sum(seconds)
+        seconds.append(took)
+    if len(seconds) < SETTLED_AFTER:  # the model takes no such values
+        return sum(seconds)
+    raise UnsupportedError(
+        f"{len(seconds)} calls on other values took {sum(seconds):.0f} s to compile again, as sizes or branches after "
+        "a graph break depend on values: use masks over static sizes, or shapes='dynamic'"
+    )
+
+
+def _list_few(paths: list[str]) -> str:
+    return ", ".join([*paths[:MAX_NAMED], *(["…"] if len(paths) > MAX_NAMED else [])])
