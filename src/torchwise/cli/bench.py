@@ -42,7 +42,8 @@ SuiteFile = Annotated[
     Path | None, typer.Option(help="TOML file with targets. Options of the command line override it.")
 ]
 Sizes = Annotated[
-    list[str] | None, typer.Option(help="small, medium, large or extreme. May be repeated. [default: medium]")
+    list[str] | None,
+    typer.Option(metavar="SIZE", help="small, medium, large or extreme. May be repeated. [default: medium]"),
 ]
 Contenders = Annotated[
     str | None, typer.Option(help="Comma-separated names, or all.", show_default="eager, three modes, torchwise")
@@ -51,7 +52,8 @@ NoWarm = Annotated[
     bool, typer.Option("--no-warm", help="Skip the second start that measures the first call with warm caches.")
 ]
 Export = Annotated[
-    list[Path] | None, typer.Option(help="Write the results to a .json, .csv or .md file. May be repeated.")
+    list[Path] | None,
+    typer.Option(metavar="FILE", help="Write the results to a .json, .csv or .md file. May be repeated."),
 ]
 Resume = Annotated[
     Path | None,

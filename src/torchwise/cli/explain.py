@@ -10,12 +10,12 @@ import typer
 from torchwise.cli.common import interruptible, keep_report, resolve_plan
 from torchwise.cli.options import (
     PLAN_HELP,
-    Budget,
     Device,
     Keep,
     Mode,
     Store,
     Target,
+    budget_option,
     count_option,
     former_option,
     html_option,
@@ -34,7 +34,7 @@ def explain(
     calls: Annotated[
         int, count_option("Expected number of calls over the lifetime of a process, to weigh savings that occur once.")
     ] = DEFAULT_CALLS,
-    budget: Budget = None,
+    budget: Annotated[float | None, budget_option("none, but 45 for fixes")] = None,
     fixes: Annotated[
         bool, typer.Option("--fixes/--no-fixes", help="Measure the potential savings of fixes, or estimate them.")
     ] = True,

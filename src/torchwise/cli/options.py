@@ -91,14 +91,15 @@ Seed = Annotated[int, typer.Option(help="Random seed of the weights and inputs t
 Cold = Annotated[
     bool, typer.Option("--cold", help="Also time with cold processor caches, which are emptied before each call.")
 ]
-Budget = Annotated[
-    float | None,
-    typer.Option(
-        help="Time budget in seconds for the whole command, also for waiting until the device is free. Work that takes "
-        "longer is ended, and results so far are kept.",
-        show_default="none, but limits by effort",
-    ),
-]
+
+
+def budget_option(default: str) -> Any:
+    """Return the option `--budget`, whose default is told in words."""
+    about = "Time budget in seconds for the whole command, also for waiting until the device is free. Work that takes "
+    return typer.Option(help=f"{about}longer is ended, and results so far are kept.", show_default=default)
+
+
+Budget = Annotated[float | None, budget_option("none")]
 Launcher = Annotated[str, typer.Option(help="process (this machine) or ray (one device of a Ray cluster).")]
 Address = Annotated[
     str | None,
@@ -125,7 +126,8 @@ FullGraph = Annotated[
 ]
 PLAN_HELP = "eager, a mode of torch.compile, a plan as JSON, the id of a decided plan, or a study's number or latest."
 TryPlans = Annotated[
-    list[str] | None, typer.Option(help=f"Plan to try instead of searching: {PLAN_HELP} May be repeated.")
+    list[str] | None,
+    typer.Option(metavar="PLAN", help=f"Plan to try instead of searching: {PLAN_HELP} May be repeated."),
 ]
 LockFile = Annotated[Path, typer.Option("--lock", help="The lock file.")]
 
@@ -140,7 +142,7 @@ def json_option(help: str) -> Any:
 
     With -, JSON goes to standard output, and all messages of the command go to standard error.
     """
-    return typer.Option("--json", help=f"{help}. - writes to standard output.", callback=_stream)
+    return typer.Option("--json", help=f"{help}. With -, it goes to standard output.", callback=_stream)
 
 
 def former_option(former: str, now: str) -> Any:

@@ -84,7 +84,9 @@ def tune(
     restarts: opt.Restarts = 1,
     allow: opt.Allow = "same-precision",
     effort: opt.Effort = "standard",
-    budget: opt.Budget = None,
+    budget: Annotated[
+        float | None, opt.budget_option("by effort: 120, 900 or 7200 of search; none with --plan")
+    ] = None,
     wait: Wait = False,
     compile_timeout: opt.CompileTimeout = None,
     iterations: Iterations = None,
@@ -117,8 +119,8 @@ def tune(
     Candidate plans are verified and timed, each in its own process. The choice is by expected total cost.
 
     Exit codes: 0 decided, also to stay with eager. 1 with --fullgraph, the graph breaks. 2 invalid input. 3 the model
-    itself fails. 4 inconclusive: the measurements cannot tell whether a plan is faster, so eager stays. 130
-    interrupted.
+    itself fails. 4 inconclusive: the measurements cannot tell whether a plan is faster, or the budget ended
+    before that, so eager stays. 130 interrupted.
     """
     from torchwise.records.answer import EXIT_INCONCLUSIVE
     from torchwise.study.cluster import Task, choice
