@@ -191,7 +191,7 @@ def test_what_the_options_permit_counts(options: dict[str, Any], searches: Searc
     ids=str,
 )
 def test_the_second_plan_is_like_the_first_in_all_that_holds_for_every_size(plan: Plan, dynamic: Plan) -> None:
-    assert tuning.make_dynamic(plan) == dynamic
+    assert sizes.make_dynamic(plan) == dynamic
 
 
 def test_a_failed_search_for_other_sizes_leaves_the_first_plan(
@@ -250,6 +250,25 @@ def test_blocks_that_are_called_one_by_one_are_tuned_as_one(searches: Searches) 
     assert all(count_calls(module) == (1, {}) for module in report.modules if module.calls.live is not other)
     report.restore()
     assert {type(block) for block in blocks} == {Rows}
+
+
+def test_a_module_that_cannot_be_described_stands_for_itself(searches: Searches) -> None:
+    class Raises(Rows):
+        @property
+        def static_form(self) -> Any:
+            raise RuntimeError("mine")
+
+    described, others = [Rows().eval(), Rows().eval()], [Raises().eval(), Raises().eval()]
+
+    @torch.no_grad()
+    def program() -> None:
+        for net in (*described, *others):
+            net(make(3))
+
+    report = tw.tune_program(program)
+    assert sum(module.component is not None for module in report.modules) == 2
+    notes = [note for module in report.modules for note in module.record.notes]
+    assert notes.count("not tuned: RuntimeError: mine") == 2
 
 
 def test_calls_in_the_mode_that_the_module_is_in_now_are_tuned_for(searches: Searches) -> None:

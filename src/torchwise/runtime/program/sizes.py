@@ -10,16 +10,17 @@ import logging
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from torchwise.errors import TorchwiseError
+from torchwise.errors import PlanError, TorchwiseError
+from torchwise.plan import Plan
 from torchwise.records import Decision
 from torchwise.records import format as show
 from torchwise.runtime.bucketing import Choice, Padding, VerifiedPadding, choose, verify_padding
-from torchwise.runtime.bucketing.bucketed import list_padded_examples
+from torchwise.runtime.bucketing.bucketed import DYNAMIC, list_padded_examples
 from torchwise.runtime.bucketing.padding_check import list_one_sided
 from torchwise.runtime.program.calls import Calls, Kind, device_type_of
 from torchwise.runtime.program.recorder import list_examples
@@ -123,6 +124,14 @@ def choose_mix(calls: Calls, workload: Callable[..., Any], *, pads: bool) -> Siz
     if choice.kind == "dynamic":
         return SizeMix(select_representative(alike, by_size, choice.sizes), count, choice, note=note)
     return SizeMix(tuple(alike[:MAX_EXAMPLES]), count, choice, note=note)
+
+
+def make_dynamic(plan: Plan) -> Plan:
+    """Return a plan for every size that is like another one in all that does not hold for one size alone."""
+    try:
+        return replace(plan, backend="inductor", mode="default", scope="whole", capture="none", shapes="dynamic")
+    except PlanError:  # such as of a rewrite for static shapes
+        return replace(DYNAMIC[0], threads=plan.threads)
 
 
 def select_alike(calls: Calls) -> tuple[list[Kind], str]:

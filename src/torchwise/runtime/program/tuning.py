@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -11,9 +12,9 @@ from typing import Any, Generic, TypeVar, Unpack
 
 import torch
 
-from torchwise.errors import InputError, PlanError, TorchwiseError
+from torchwise.errors import InputError, TorchwiseError
 from torchwise.keywords import checked_keywords
-from torchwise.plan import Numerics, Plan
+from torchwise.plan import Numerics
 from torchwise.plan.workload_spec import DEFAULT_CALLS, LIVE, TuneKeywords, TuneOptions
 from torchwise.records import Decision
 from torchwise.records import format as show
@@ -28,13 +29,14 @@ from torchwise.runtime.monitored import Monitored
 from torchwise.runtime.program.calls import Calls, merge_calls
 from torchwise.runtime.program.placement import config_of, place_decision, take_away, workload_of
 from torchwise.runtime.program.recorder import CallRecorder, original_of
-from torchwise.runtime.program.sizes import SizeMix, choose_mix, select_alike
+from torchwise.runtime.program.sizes import SizeMix, choose_mix, make_dynamic, select_alike
 from torchwise.runtime.program.stored import OTHER_SIZES, target_of
 from torchwise.runtime.served import unwrap
 from torchwise.study import Request
 from torchwise.workload import Example
 from torchwise.workload.identity import structure
 
+logger = logging.getLogger("torchwise")
 T = TypeVar("T")
 
 MIN_SHARE = 0.03
@@ -253,6 +255,9 @@ def tune_recorded(
             _tune(module, program, {**options, "budget": budget}, scale, places=places)
         except TorchwiseError as error:
             _note(module, f"not tuned: {error}")
+        except Exception as error:  # a module may raise anything when it is described or copied: the others go on
+            _note(module, f"not tuned: {type(error).__name__}: {error}")
+            logger.warning("torchwise: %s is not tuned", module.record.name, exc_info=error)
     return TunedProgram(recording, modules, returned)
 
 
@@ -271,18 +276,13 @@ def select(modules: Sequence[TunedModule], recording: Recording) -> list[TunedMo
 def group_alike(modules: Sequence[TunedModule]) -> list[TunedModule]:
     """Return the modules without those that are like an earlier one, which holds them from now on.
 
-    The blocks of a model are one another's like, if the program calls them one by one. The group with the most time is
-    first.
+    So are the blocks of a model that the program calls one by one. The group with the most time is first.
     """
     counts = Counter(_class_of(module) for module in modules)
     leaders: dict[Hashable, TunedModule] = {}
     for module in modules:
-        key = _class_of(module)
-        if counts[key] > 1 and isinstance(live := module.calls.live, torch.nn.Module) and not is_component(live):
-            key = (key, structure(original_of(live)))
-        else:
-            key = id(module)
-        leader = leaders.setdefault(key, module)
+        is_one_of_several = counts[_class_of(module)] > 1
+        leader = leaders.setdefault(_structure_of(module) if is_one_of_several else id(module), module)
         if leader is not module:
             leader.alike.append(module)
     return sorted(leaders.values(), key=lambda module: module.seconds, reverse=True)
@@ -290,6 +290,17 @@ def group_alike(modules: Sequence[TunedModule]) -> list[TunedModule]:
 
 def _class_of(module: TunedModule) -> Hashable:
     return module.calls.qualname, module.calls.parameters
+
+
+def _structure_of(module: TunedModule) -> Hashable:
+    """Return the structure of a module that is alive, or else something that no other one has."""
+    live = module.calls.live
+    if not isinstance(live, torch.nn.Module) or is_component(live):
+        return id(module)
+    try:
+        return _class_of(module), structure(original_of(live))
+    except Exception:  # an attribute may raise when it is described: the module then stands for itself
+        return id(module)
 
 
 def _reason_against(module: TunedModule, recording: Recording, chosen: Sequence[TunedModule]) -> str | None:
@@ -342,14 +353,6 @@ def _tune(module: TunedModule, program: str, options: TuneKeywords, scale: float
         _note(module, note)
     for one in module.alike:
         _note(one, f"it is like {module.record.name}, and has the same plan")
-
-
-def make_dynamic(plan: Plan) -> Plan:
-    """Return a plan for every size that is like another one in all that does not hold for one size alone."""
-    try:
-        return replace(plan, backend="inductor", mode="default", scope="whole", capture="none", shapes="dynamic")
-    except PlanError:  # such as of a rewrite for static shapes
-        return replace(DYNAMIC[0], threads=plan.threads)
 
 
 class _Searches:
