@@ -155,7 +155,7 @@ SECTION = r"^{}:\n((?:    .*\n?|\n)+)"
 def list_documented(doc: str, section: str) -> set[str]:
     """Return the names that a section of a docstring describes."""
     found = re.search(SECTION.format(section), doc, re.MULTILINE)
-    lines = re.findall(r"^    ([\w*, ]+):\s", found[1], re.MULTILINE) if found else []
+    lines = re.findall(r"^    ([\w*][\w*, ]*):\s", found[1], re.MULTILINE) if found else []
     return {name.strip(" *") for line in lines for name in line.split(",")}
 
 
