@@ -74,6 +74,17 @@ def test_batches_that_were_not_timed_are_named_with_the_reason() -> None:
     assert scaling.table.lines[1] == ("64", *["–"] * 6)
 
 
+def test_times_of_batches_that_are_on_no_common_scale_are_left_out_with_the_reason() -> None:
+    scaled, alone = a_batch(2), replace(a_batch(4), eager=None)
+    (phase,) = [one for one in phases(an_analysis(batches=(scaled, alone))) if one.key == "scaling"]
+    assert phase.table is not None
+    first, second = (row.cells for row in phase.table.rows)
+    assert "–" not in first
+    assert second[1:5] == ("–",) * 4
+    assert second[5] != "–", "the speed-up was timed in alternation, and is shown"
+    assert phase.note.endswith("too uncertain against the size of the given inputs for a time: 4")
+
+
 def test_phases_without_records_are_left_out() -> None:
     assert [phase.key for phase in phases(replace(make_failed_analysis(), batch_note=""))] == ["baseline", "compiling"]
     assert facts_of(make_failed_analysis(), "compiling") == {"Failed": "died in compile: SIGSEGV"}

@@ -310,6 +310,9 @@ def batch_scaling(analysis: Analysis) -> Phase:
     header = ("batch", "per call", "items/s", "eager", "eager items/s", "speed-up", "cold")
     missing = [f"batch {b.size}: {show.truncate(b.reason, 300)}" for b in analysis.batches if b.reason]
     figures = {found.size: found for found in analysis.batch_figures}
+    unclear = [show.count(found.size) for found in figures.values() if not found.is_comparable]
+    if unclear:
+        missing.append(f"too uncertain against the size of the given inputs for a time: {', '.join(unclear)}")
     lines = tuple(_batch(batch, figures.get(batch.size)) for batch in analysis.batches)
     table = doc.figures_table("Batch sizes", header, lines)
     return Phase("scaling", "Batch sizes", table=table, note="; ".join(filter(None, [note, *missing])))
