@@ -107,7 +107,7 @@ def test_the_original_answers_until_the_other_process_has_a_plan(search: Callabl
     [
         ([codec.to_json(Message("stays", "eager is as fast")), DONE], FallbackReason.EAGER_DECISION, []),
         ([codec.to_json(Message("left", "it is not right")), DONE], FallbackReason.BACKGROUND_TUNING_ENDED, []),
-        ([codec.to_json(Message("failed", "OSError: full"))], FallbackReason.SEARCH_FAILED, ["search_failed"]),
+        ([codec.to_json(Message("failed", "OSError: full"))], FallbackReason.SEARCH_FAILED, ["background_failed"]),
     ],
     ids=["stays", "left", "failed"],
 )
@@ -123,7 +123,7 @@ def test_a_search_without_a_plan_is_over_once_and_for_all(
         call(X), call(X)
     found = manager.statistics()["it"]
     assert found.original == {FallbackReason.FIRST_CALL: 1, reason: 2}
-    assert [alert.kind for alert in said if alert.kind != "background_failed"] == alerts
+    assert [alert.kind for alert in said] == alerts
     assert codec.from_json(lines[0], Message).text in found.reason
 
 
@@ -146,6 +146,18 @@ def test_what_is_cleared_ends_its_search_and_lets_others_search(search: Callable
     assert component._searching.locked()
     manager.clear()
     wait_until(lambda: not component._searching.locked())
+
+
+@torch.no_grad()
+def test_what_is_closed_ends_its_search_and_stays_as_written(search: Callable[..., Callable[[], None]]) -> None:
+    manager = CompileManager()
+    call = manager.register(double, "it")
+    search(promote(double), DONE)
+    call(X)
+    manager.components["it"].close()
+    wait_until(lambda: not component._searching.locked())
+    call(X)
+    assert manager.statistics()["it"].original == {FallbackReason.FIRST_CALL: 1, FallbackReason.CLOSED: 1}
 
 
 @pytest.mark.parametrize(

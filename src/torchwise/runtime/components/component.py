@@ -32,7 +32,7 @@ from torchwise.runtime.components.find import (
 from torchwise.runtime.components.program import autocast_of, device_of, wrap_in_autocast
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.monitored import ITSELF
-from torchwise.runtime.served import Served, swap
+from torchwise.runtime.served import CLOSED, Served, swap
 from torchwise.runtime.statistics import Statistics, add_bounded
 from torchwise.workload import Example, pytree
 
@@ -164,9 +164,13 @@ class Component:
         return self._plainly(fallback, plain, args, kwargs)
 
     def close(self) -> None:
-        """Free the plan's memory. The original answers from now on, until `clear`."""
-        if self._found is not None and self._found.served is not None:
-            self._found.served.close()
+        """Free the plan's memory, or end the search for one. The original answers from now on, until `clear`."""
+        found = self._found
+        if found is not None and found.served is not None:
+            found.served.close()
+        elif found is not None and found.waiting is not None:
+            self._found = Found(None, str(CLOSED), CLOSED)
+            found.waiting.background.stop()
 
     @property
     def plan_name(self) -> str:
@@ -259,8 +263,6 @@ class Component:
         if found.served is not None:
             found.served.count_in(self.counts)
             found.served.set_frozen(self.is_frozen)
-        if found.error is not None:
-            alert("search_failed", f"component {self.name} runs its original code until clear(): {found.reason}")
         logger.info("torchwise: component %s: %s", self.name, found.reason)
 
     def _first(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -303,6 +305,7 @@ class Component:
             goes_on = False
             fallback = Fallback(FallbackReason.SEARCH_FAILED, f"{type(error).__name__}: {error}")
             found = Found(None, str(fallback), fallback, error=error)
+            alert("search_failed", f"component {self.name} runs its original code until clear(): {found.reason}")
             logger.debug("torchwise: how the search failed", exc_info=error)
         if counts is self.counts:  # not cleared meanwhile
             self._keep(replace(found, seconds=time.perf_counter() - begun))
