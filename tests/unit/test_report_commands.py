@@ -142,8 +142,9 @@ def test_next_steps_name_the_store_or_file_that_was_asked(tmp_path: Path, monkey
         page = Path("page.html").read_text()
         for text in (done.output, page):
             assert f"torchwise plans show {named}" in text
-        assert f"torchwise report {named} --html report.html" in done.output
-        assert "--html" not in page, "there is nothing to write in what was written"
+        assert "--html" not in done.output + page, "there is nothing to write beside what was written"
+        alone = CliRunner().invoke(app, words, catch_exceptions=False)
+        assert f"torchwise report {named} --html report.html" in alone.output
 
 
 def test_latest_is_what_was_decided_last(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def show_study(study: Study, json: Path | None, html: Path | None, **named: str 
     from torchwise.records.files import write_atomically, write_json
     from torchwise.report import render_html, render_study
 
-    Console().print(render_study(study, **named))
+    Console().print(render_study(study, has_page=html is not None, **named))
     if json:
         write_json(study, json)
     if html:

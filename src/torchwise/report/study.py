@@ -60,12 +60,14 @@ STANDINGS = {
 }
 
 
-def render_study(study: Study, name: str | None = None, store: str | None = None) -> RenderableType:
+def render_study(
+    study: Study, name: str | None = None, store: str | None = None, *, has_page: bool = False
+) -> RenderableType:
     """Return a study for a terminal: decision, candidates with reasons, untried choices, notes, and the next commands.
 
     The arguments are as for `next_steps`.
     """
-    return render_terminal(study_document(study, name, store))
+    return render_terminal(study_document(study, name, store, has_page=has_page))
 
 
 def render_decision(decision: Decision) -> RenderableType:
@@ -97,11 +99,16 @@ def plots(study: Study) -> list[doc.Plot]:
 
 
 def study_document(
-    study: Study, name: str | None = None, store: str | None = None, plots: Sequence[doc.Plot] | None = None
+    study: Study,
+    name: str | None = None,
+    store: str | None = None,
+    plots: Sequence[doc.Plot] | None = None,
+    *,
+    has_page: bool = False,
 ) -> doc.Document:
     """Return a study as a document. Give it the plots if it is for a page, which has all details of each trial too."""
     candidates, spec = rows(study), workload_of(study)
-    steps = tuple(next_steps(study, name, store, is_page=plots is not None))
+    steps = tuple(next_steps(study, name, store, has_page=has_page or plots is not None))
     took = f"The search took {show.seconds(study.seconds)}{_calls_lost(study)}. " if study.seconds else ""
     return doc.Document(
         title=spec.target,
@@ -248,7 +255,7 @@ def inspection_facts(study: Study) -> list[doc.Fact]:
 
 
 def next_steps(
-    study: Study, name: str | None = None, store: str | None = None, *, is_page: bool = False
+    study: Study, name: str | None = None, store: str | None = None, *, has_page: bool = False
 ) -> list[doc.Step]:
     """Return the next commands, the most useful first.
 
@@ -256,7 +263,7 @@ def next_steps(
         study: the results.
         name: the user's name of the study, such as a file, or None for its number in the store.
         store: location of the study's store, or None for the default store.
-        is_page: whether they stand in a page, so that there is none to write.
+        has_page: whether they stand in a page, or beside one, so that there is none to write.
     """
     spec, decision = workload_of(study), study.decision
     live = is_live(spec)
@@ -286,7 +293,7 @@ def next_steps(
             f"torchwise plans show {named}", "shows the decision; with --json FILE, for torchwise.apply in your program"
         )
         steps.append(applied if live else shown)
-    if not is_page:
+    if not has_page:
         page = f"torchwise report {named} --html report.html"
         steps.append(doc.Step(page, "writes a page with plots, and a command for each trial"))
     return steps
