@@ -11,6 +11,12 @@ document.addEventListener("DOMContentLoaded", () => {
     document.head.append(script);
   });
 
+  // The first heading of a page is a section, too, with the same title.
+  const isTitle = (page, pages) => {
+    const [location, section] = page.location.split("#");
+    return Boolean(section) && pages.get(location)?.title === page.title;
+  };
+
   const prepare = async () => {
     await load("search/lunr.js");
     await load("search/index.js");
@@ -19,7 +25,7 @@ document.addEventListener("DOMContentLoaded", () => {
       this.ref("location");
       this.field("title", { boost: 10 });
       this.field("text");
-      searchIndex.docs.forEach((page) => this.add(page));
+      searchIndex.docs.filter((page) => !isTitle(page, pages)).forEach((page) => this.add(page));
     });
     return { index, pages };
   };
@@ -32,7 +38,7 @@ document.addEventListener("DOMContentLoaded", () => {
   // A section is named with its page.
   const show = (page, pages) => {
     const whole = pages.get(page.location.split("#")[0]);
-    const textContent = whole && whole.title !== page.title ? `${whole.title}: ${page.title}` : page.title;
+    const textContent = whole && whole !== page ? `${whole.title}: ${page.title}` : page.title;
     const link = Object.assign(document.createElement("a"), { href: site + page.location, textContent });
     const heading = document.createElement("h3");
     const text = Object.assign(document.createElement("p"), { textContent: shorten(page.text) });
