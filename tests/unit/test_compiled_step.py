@@ -22,7 +22,7 @@ from torchwise.compile.optimizer import _GIVEN, TunedOptimizer, forms_open
 from torchwise.compile.train_step import CompiledStep
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
-from torchwise.trial.inspection import step_traits
+from torchwise.trial.step_inspection import step_traits
 from torchwise.workload import Example, Workload, pytree
 
 

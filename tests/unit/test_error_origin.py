@@ -20,11 +20,12 @@ from torchwise.records import Failure, FailureKind, Inspection
 from torchwise.records.trial import WorkerStage
 from torchwise.runtime.bucketing import padding_check
 from torchwise.runtime.bucketing.padding import Padding
-from torchwise.trial import Limits, error_origin, experiment, inspect_workload, inspection
+from torchwise.trial import Limits, error_origin, experiment, inspect_workload, inspection, step_inspection
 from torchwise.trial.experiment import Experiment, PlanCandidate
-from torchwise.trial.inspection import flops_of, inspect
+from torchwise.trial.inspection import inspect
 from torchwise.trial.job import Job
 from torchwise.trial.plain_call import run_plainly
+from torchwise.trial.step_inspection import flops_of
 from torchwise.verify import spot_check
 from torchwise.workload import Workload, target
 
@@ -38,7 +39,7 @@ LEFT += ["activation_closure", "patch_forward", "add_locks", "sparse", "twice"]
 
 @pytest.fixture(autouse=True)
 def _no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "matrix_rate", lambda *_: 1e9)
+    monkeypatch.setattr(step_inspection, "matrix_rate", lambda *_: 1e9)
 
 
 def load_workload(factory: str) -> Workload:
@@ -109,7 +110,7 @@ def raises(*_args: Any, **_named: Any) -> Any:
         },
         {
             (inspection, "prints"): "whether it prints",
-            (inspection, "flops_of"): "how many FLOPs a step takes",
+            (step_inspection, "flops_of"): "how many FLOPs a step takes",
         },
     ],
     ids=["all but FLOPs", "FLOPs"],
@@ -124,7 +125,7 @@ def test_an_instrument_that_fails_is_left_out(
         note = f"{what} is not known: looking for it raised RuntimeError: the instrument broke"
         assert note in " ".join(found.notes)
     assert found.work is not None
-    assert (found.work.flops is None) == ((inspection, "flops_of") in broken)
+    assert (found.work.flops is None) == ((step_inspection, "flops_of") in broken)
 
 
 def test_what_the_model_raises_itself_is_its_own() -> None:

@@ -91,6 +91,6 @@ def _load_file(path: Path) -> None:
     sys.modules[name] = module  # dataclasses and operators look their module up by name
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException:  # also an exit or an interrupt in the file: the half of a module is not left behind
         del sys.modules[name]
         raise

@@ -11,7 +11,7 @@ from torchwise.plan import EAGER, Plan, Trait
 from torchwise.plan.rules import iter_changes
 from torchwise.plan.space import compile_factor_of
 from torchwise.plan.workload_spec import WorkloadSpec
-from torchwise.records import CheckName, FailureKind, Inspection, Outcome, Trial, WorkerStage
+from torchwise.records import CheckName, FailureKind, Inspection, Outcome, Trial, TrialState, WorkerStage
 from torchwise.records.statistics import Interval
 from torchwise.records.trial import CostModel, eager_measured, eager_peak_memory
 
@@ -255,3 +255,16 @@ class History:
     def predict_overhead_s(self, plan: Plan) -> float:
         """Predict the seconds of compiling a plan over all restarts."""
         return self.predict_cold_s(plan) * (1 + (self.workload.restarts - 1) * WARM_SHARE)
+
+
+def has_ended_early(trial: Trial, bound: float | None, limit_s: float) -> bool:
+    """Return whether a trial was stopped or ran out of time, and would go on under this bound and this limit.
+
+    Calls, restarts, memory limit, effort and plans may differ in this request from the one that it was tried for.
+    """
+    if trial.state is TrialState.PRUNED and trial.measurement is not None:  # by its own process's measurement
+        return bound is None or trial.measurement.speedup.high >= bound
+    kind = trial.failure.kind if trial.failure else None
+    return kind in (FailureKind.INTERFERED, FailureKind.OUT_OF_BUDGET) or (
+        kind is FailureKind.TIMED_OUT and trial.seconds < limit_s
+    )

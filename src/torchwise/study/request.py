@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from torchwise.command_start import budget_start
+from torchwise.environment import Environment
 from torchwise.errors import InputError, UnsupportedError, is_positive
 from torchwise.parsing import to_bytes, to_seconds
 from torchwise.plan import Numerics, Plan, check_is_plan
 from torchwise.plan.effort import EFFORTS, check_effort
 from torchwise.plan.space import numerics_of
 from torchwise.plan.workload_spec import TuneOptions, WorkloadSpec, check_iterations, check_timeout
+from torchwise.records import Inspection, StudyState
+from torchwise.store import Storage, StudyKey
 from torchwise.trial import Budget, Job, Limits, ProcessSettings, Stopwatch
 from torchwise.trial.job import Task
 from torchwise.trial.launcher import OnStage
+from torchwise.trial.loading_reads import recall_identity
 
 INSPECTIONS = 3
 """Multiple of the effort's trial limit that the inspection may take, as the plain model's speed is not known yet."""
@@ -180,3 +185,18 @@ def _refuse_misspelt_options(plan: Plan) -> None:
         check_options(name for name, _ in plan.options)
     except UnsupportedError as error:
         raise InputError(f"plan {plan}: {error}") from None
+
+
+def recall_inspection(request: Request, storage: Storage, here: Environment, reads: Path | None) -> Inspection | None:
+    """Return the stored inspection of the same model and inputs here, if its study has a clear decision for any target.
+
+    Otherwise the model is profiled again: other programs may have disturbed the measurements.
+    """
+    identity = request.identity or (recall_identity(reads) if reads else None)
+    if identity is None or request.fresh:
+        return None
+    workload, allow = request.workload, request.allow.former_name
+    key = StudyKey(identity, here.fingerprint, workload.device, workload.mode, workload.objective, allow)
+    stored = storage.find_study(key)
+    decision = stored.decision if stored and stored.state is StudyState.DECIDED else None
+    return stored.inspection if stored and decision and not decision.is_inconclusive else None

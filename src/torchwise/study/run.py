@@ -11,7 +11,6 @@ import time
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from torchwise import environment
 from torchwise.environment import Environment
@@ -39,9 +38,9 @@ from torchwise.store import LeaseOwner, Storage, StudyKey
 from torchwise.study.batch_search import search_batch
 from torchwise.study.caches import Caches, keep_heartbeat
 from torchwise.study.decision import decide
-from torchwise.study.history import History
+from torchwise.study.history import History, has_ended_early
 from torchwise.study.pairwise import front, next_cold, next_duel, next_repeat, prune_below
-from torchwise.study.request import Request
+from torchwise.study.request import Request, recall_inspection
 from torchwise.study.samplers import ListedSampler, Proposal, Sampler, StagedSampler
 from torchwise.trial import (
     Budget,
@@ -53,7 +52,7 @@ from torchwise.trial import (
     try_plan,
 )
 from torchwise.trial.full_graph import require_full_graph
-from torchwise.trial.loading_reads import reads_file, recall_identity
+from torchwise.trial.loading_reads import reads_file
 
 BUSY = 3.0
 """Ratio of eager's time beside a stored plan to its time now, from which the machine was too busy to time that plan."""
@@ -109,7 +108,7 @@ def _run_study(
     max_trials = EFFORTS[request.effort].max_trials if request.plans is None else len(request.plans)
     listener.start_search(request.search_s, max_trials)
     reads = None if request.source or not is_local else reads_file(request.workload)
-    inspection = _recall_inspection(request, storage, here, reads)
+    inspection = recall_inspection(request, storage, here, reads)
     if inspection is None:
         listener.start_inspection()
         job = replace(request.make_job("inspect"), reads=str(reads or ""))
@@ -130,34 +129,6 @@ def _run_study(
         budget = replace(budget, seconds=request.search_s + budget.now_s)
     with Caches() if caches is None else nullcontext(caches) as kept:
         return _Loop(request, storage, launcher, listener, study.id, here, inspection, budget, kept).run()
-
-
-def _recall_inspection(request: Request, storage: Storage, here: Environment, reads: Path | None) -> Inspection | None:
-    """Return the stored inspection of the same model and inputs here, if its study has a clear decision for any target.
-
-    Otherwise the model is profiled again: other programs may have disturbed the measurements.
-    """
-    identity = request.identity or (recall_identity(reads) if reads else None)
-    if identity is None or request.fresh:
-        return None
-    workload, allow = request.workload, request.allow.former_name
-    key = StudyKey(identity, here.fingerprint, workload.device, workload.mode, workload.objective, allow)
-    stored = storage.find_study(key)
-    decision = stored.decision if stored and stored.state is StudyState.DECIDED else None
-    return stored.inspection if stored and decision and not decision.is_inconclusive else None
-
-
-def _has_ended_early(trial: Trial, bound: float | None, limit_s: float) -> bool:
-    """Return whether a trial was stopped or ran out of time, and would go on under this bound and this limit.
-
-    Calls, restarts, memory limit, effort and plans may differ in this request from the one that it was tried for.
-    """
-    if trial.state is TrialState.PRUNED and trial.measurement is not None:  # by its own process's measurement
-        return bound is None or trial.measurement.speedup.high >= bound
-    kind = trial.failure.kind if trial.failure else None
-    return kind in (FailureKind.INTERFERED, FailureKind.OUT_OF_BUDGET) or (
-        kind is FailureKind.TIMED_OUT and trial.seconds < limit_s
-    )
 
 
 @dataclass
@@ -222,7 +193,7 @@ class _Loop:
         is_compiling = trial.failure is not None and WorkerStage(trial.failure.stage).is_compiling
         timeout_s = (self.request.compile_timeout_s if is_compiling else None) or math.inf
         limit_s = min(self._limit_s(stored), timeout_s)
-        return self._had_interference(trial) or _has_ended_early(trial, self._bound(stored), limit_s)
+        return self._had_interference(trial) or has_ended_early(trial, self._bound(stored), limit_s)
 
     def _had_interference(self, trial: Trial) -> bool:
         now_s = self.inspection.measurement.baseline_time.mid

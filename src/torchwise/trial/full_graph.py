@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
-from torchwise.compile.uncompiled_reason import find_graph_break
 from torchwise.errors import GraphBreakError, UnsupportedError
-from torchwise.records import Failure, FailureKind, WorkerStage
+from torchwise.records import Failure, FailureKind
 from torchwise.trial.error_origin import make_budget_error
 from torchwise.trial.job import DerivedJob, Job
 from torchwise.trial.launcher import Launcher, Limits, OnStage
-from torchwise.trial.loading import load
 from torchwise.trial.run_trial import ask_worker
 
 
@@ -21,7 +16,7 @@ from torchwise.trial.run_trial import ask_worker
 class FullGraphJob(DerivedJob):
     """The order to capture a workload as one graph. Nothing is compiled or timed."""
 
-    FUNCTION = "torchwise.trial.full_graph:look_for_break"
+    FUNCTION = "torchwise.trial.graph_breaks:look_for_break"
     job: Job
 
 
@@ -30,15 +25,6 @@ class FullGraph:
     """The answer: the first graph break with its place, or "" if there is none."""
 
     graph_break: str
-
-
-def look_for_break(order: FullGraphJob, stage: Callable[[str], None]) -> FullGraph:
-    """Capture each example of the workload, in a worker, until one breaks the graph."""
-    workload = load(order.job)
-    stage(WorkerStage.COMPILE)
-    with torch.set_grad_enabled(order.job.workload.mode == "training"):
-        found = (find_graph_break(workload.call, example) for example in workload.examples)
-        return FullGraph(next(filter(None, found), ""))
 
 
 def require_full_graph(launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage) -> None:

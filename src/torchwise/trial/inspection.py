@@ -4,39 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from torchwise._torch.dispatch import TorchDispatchMode
-from torchwise._torch.modules import BatchNorm
 from torchwise.compile import is_plain
 from torchwise.compile.cuda_graphs.host_operators import reads_numbers, waits
 from torchwise.compile.cuda_graphs.recorded_graph import DEVICE
 from torchwise.compile.forward_entry import find_repeated_blocks, find_stages
 from torchwise.compile.loop_rolling.repetitions import covers, repetitions
-from torchwise.compile.optimizer import forms_open
 from torchwise.compile.tensor_reads import answering
 from torchwise.compile.transforms.patch_matmul import has_patches
 from torchwise.compile.transforms.static_form import has_static_form
 from torchwise.compile.transforms.structure_of_arrays import reads_across
-from torchwise.measure import device_lock
 from torchwise.measure.clock import Clock
 from torchwise.measure.memory import peak_memory
 from torchwise.measure.paired_timing import Mix, Precision, measure_pair
-from torchwise.measure.profile import matrix_rate, profile_of
+from torchwise.measure.profile import profile_of
 from torchwise.plan.choice import Code, load_choices, load_code
 from torchwise.plan.trait import DIVISIBLE_BY, Trait
 from torchwise.plan.workload_spec import VaryingDim
-from torchwise.records import Inspection, Measurement, StepWork, WorkerStage
+from torchwise.records import Inspection, Measurement, WorkerStage
 from torchwise.records.structure_differences import pack_details
 from torchwise.trial.error_origin import Instruments, check_plainly
 from torchwise.trial.job import Job
 from torchwise.trial.loading import load, runner, with_optimizer_state
 from torchwise.trial.loading_reads import LoadingReads
 from torchwise.trial.plain_call import PlainCall, prints, run_plainly
+from torchwise.trial.step_inspection import step_traits, work_of
 from torchwise.verify import is_stochastic
 from torchwise.verify.leaves import unread_note
 from torchwise.verify.step_runner import StepRunner
@@ -44,7 +41,6 @@ from torchwise.workload import Example, Workload, pytree
 from torchwise.workload.identity import describe_example, identity, structure
 from torchwise.workload.other_sizes import add_other_sizes, search_varying_dims
 from torchwise.workload.structure_details import details_of
-from torchwise.workload.train_step import TrainStep
 
 SIGNIFICANT = 0.02
 """Share of time from which a kind of work counts as a trait."""
@@ -365,70 +361,3 @@ def _notes(workload: Workload, mode: str, once: PlainCall, *, stochastic: bool, 
     if workload.step and not trains:
         notes.append("the model is in eval mode while it is trained: train() turns dropout and batch-norm on")
     return notes
-
-
-def step_traits(workload: Workload) -> frozenset[Trait]:
-    """Return the traits that only a training step has, and none for any other workload."""
-    if workload.step is None:
-        return frozenset()
-    return frozenset({Trait.TRAINING_STEP, *forms_open(workload.step.optimizer), *_cuts(workload, workload.step)})
-
-
-def _cuts(workload: Workload, step: TrainStep) -> Iterator[Trait]:
-    if any(isinstance(module, BatchNorm) for module in step.model.modules()):
-        return  # its statistics are those of the whole batch
-    if step.has_hooks:
-        return  # it would run once for each piece, and no candidate could show the effect, as copies have no hooks
-    tensors = [t for example in workload.examples for t in pytree.tensors(example.args)]
-    rows = [{t.shape[0] if t.dim() else 0 for t in pytree.tensors(example.args)} for example in workload.examples]
-    if any(len(lengths) != 1 for lengths in rows):
-        return  # a tensor of another length than the batch is no list of samples, such as a mask over positions
-    for count, trait in DIVISIBLE_BY.items():
-        if all(t.dim() and t.shape[0] % (count * step.accumulate) == 0 for t in tensors):
-            yield trait
-
-
-def work_of(workload: Workload, call: Callable[[], Any], instruments: Instruments) -> StepWork:
-    """Return the work of one step, with the first example standing for all.
-
-    Samples are the rows of the batch. Tokens are its elements if the first tensor holds whole numbers in two
-    dimensions. FLOPs are those of matrix products and convolutions, forward and backward (`torch.utils.flop_counter`).
-    The peak is the rate of large matrix products at the step's precision, measured here.
-    """
-    first = next(iter(pytree.tensors(workload.examples[0].args)), None)
-    rows = int(first.shape[0]) if first is not None and first.dim() else 1
-    is_text = first is not None and first.dim() == 2 and not first.is_floating_point()
-    flops = instruments.use("how many FLOPs a step takes", lambda: flops_of(call), None)
-    assert workload.step is not None
-    parameters = workload.step.trained()
-    dtype = workload.step.autocast or next((p.dtype for p in parameters), torch.float32)
-    device = parameters[0].device.type if parameters else "cpu"
-    with device_lock.alone():
-        peak = matrix_rate(dtype, device)
-    tokens = int(first.numel()) if is_text and first is not None else None
-    return StepWork(samples=rows, tokens=tokens, flops=flops, peak_flops=peak)
-
-
-def flops_of(call: Callable[[], Any]) -> float:
-    """Run `call` once, and count the floating-point operations of its matrix products and convolutions."""
-    counter = _Counter()
-    with counter:
-        call()
-    return counter.flops
-
-
-class _Counter(TorchDispatchMode):
-    """Counts as `FlopCounterMode` does, but without hooks on modules, which fail if gradients are taken in a call."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.flops = 0.0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        count = flop_registry.get(getattr(func, "overloadpacket", func))
-        if count is not None:
-            self.flops += float(count(*args, **(kwargs or {}), out_val=found))
-        return found
