@@ -14,9 +14,11 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Column, Double, ForeignKey, Index, Integer, MetaData, Table, Text, UniqueConstraint
 
+from torchwise.environment import Environment
 from torchwise.errors import InputError, StorageError
 from torchwise.parsing import parse_json
 from torchwise.plan import Numerics
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Interval, Study, StudyState, codec
 
 T = TypeVar("T")
@@ -155,15 +157,19 @@ class StudyKey:
     @classmethod
     def from_study(cls, study: Study) -> StudyKey:
         """Return the key of `study`."""
-        workload = study.workload
+        return cls.from_workload(study.inspection.identity, study.environment, study.workload, study.allow)
+
+    @classmethod
+    def from_workload(cls, identity: str, environment: Environment, workload: WorkloadSpec, allow: str) -> StudyKey:
+        """Return the key of the study of a workload with this identity."""
         return cls(
-            identity=study.inspection.identity,
-            fingerprint=study.environment.fingerprint,
+            identity=identity,
+            fingerprint=environment.fingerprint,
             device=workload.device,
             mode=workload.mode,
             # Calls are timed otherwise under a limit of latency, whichever it is.
             objective=workload.objective + ("" if workload.latency_limit is None else " under a latency limit"),
-            allow=Numerics.of(study.allow).former_name,
+            allow=Numerics.of(allow).former_name,
         )
 
 

@@ -195,8 +195,6 @@ def recall_inspection(request: Request, storage: Storage, here: Environment, rea
     identity = request.identity or (recall_identity(reads) if reads else None)
     if identity is None or request.fresh:
         return None
-    workload, allow = request.workload, request.allow.former_name
-    key = StudyKey(identity, here.fingerprint, workload.device, workload.mode, workload.objective, allow)
-    stored = storage.find_study(key)
+    stored = storage.find_study(StudyKey.from_workload(identity, here, request.workload, request.allow))
     decision = stored.decision if stored and stored.state is StudyState.DECIDED else None
     return stored.inspection if stored and decision and not decision.is_inconclusive else None
