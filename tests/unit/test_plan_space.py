@@ -315,7 +315,7 @@ def test_a_value_may_take_anothers_place_and_an_option_is_set_once() -> None:
 
 
 def test_the_space_is_finite_and_not_huge() -> None:
-    assert 30 < len(reachable(a_space(effort="standard"))) < 10_000
+    assert 30 < len(reachable(a_space(effort="standard"))) < 20_000
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -395,7 +395,7 @@ def test_a_value_that_nobody_registered_has_no_legality(plan: Plan, message: str
 
 
 def test_what_is_known_of_a_field_is_named() -> None:
-    with pytest.raises(PlanError, match="use one of inductor, or describe it"):
+    with pytest.raises(PlanError, match="use one of inductor, or register it"):
         choices_of(Plan(backend="tensorrt"))
 
 
