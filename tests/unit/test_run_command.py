@@ -251,7 +251,7 @@ def test_a_program_for_which_no_plan_pays_runs_as_if_alone(
     searches.plan = EAGER
     file, store = write(tmp_path, "main"), str(tmp_path / "s.db")
     tuned = invoke("--tune", "--store", store, str(file))
-    assert "No plan pays" in tuned
+    assert "No plan surely pays" in tuned
     assert printed_command(tuned)[:3] == ["--tune", "--calls", "1e6"]
     monkeypatch.setattr(modules, "call_with_hook", None)  # nothing stands before the modules
     assert "Net runs as written" in invoke("--apply", "--store", store, str(file))

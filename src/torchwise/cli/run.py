@@ -70,7 +70,7 @@ def run(
 ) -> None:
     """Run a program unchanged, and show which modules take its time. --tune tunes them, --apply uses the plans.
 
-    The exit code is the program's own, and 2 for invalid input. Reports go to standard error.
+    The exit code is the program's own, 130 after Ctrl-C, and 2 for invalid input. Reports go to standard error.
     """
     if tune and apply:
         raise InputError("--tune and --apply are given, but a run is either recorded or uses plans: give one of them")

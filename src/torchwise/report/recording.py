@@ -42,7 +42,7 @@ def sentence(recording: Recording) -> str:
         return f"{text}."
     saved = sum(module.net_saving_s for module in tuned)
     if not any(module.speedup for module in tuned):
-        return f"{text}. No plan pays: {'the notes say' if len(tuned) > 1 else 'the note says'} why."
+        return f"{text}. No plan surely pays: {'the notes say' if len(tuned) > 1 else 'the note says'} why."
     return f"{text}. The plans save about {show.seconds(saved)} over the expected calls, compiling included."
 
 
