@@ -109,6 +109,15 @@ def test_calls_of_several_forms_keep_their_order() -> None:
     assert noted.calls == 3, "4, 4 and one alone"
 
 
+def test_tensors_without_a_dimension_keep_their_value_in_each_call() -> None:
+    def scale(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+        return x * by
+
+    check_same(scale, [(torch.ones(1, 3), torch.tensor(float(n))) for n in (1, 5, 2)], "vmap")
+    calls = [Example((torch.ones(1, 3),), {"by": torch.tensor(n)}) for n in (1.0, 5.0)]
+    assert [answer[0, 0].item() for answer in torchwise.batched(scale)(calls)] == [1.0, 5.0]
+
+
 def test_keyword_arguments_and_an_empty_list() -> None:
     many = torchwise.batched(lambda x, *, scale: x * scale)
     found = many([Example((torch.full((1, 2), float(n)),), {"scale": 3}) for n in range(4)])

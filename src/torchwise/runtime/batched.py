@@ -100,6 +100,8 @@ class BatchedFunction:
 
     def _verify_joined(self, calls: list[Call]) -> None:
         inspect_call(calls[0])
+        if any(tensor.dim() == 0 for tensor in pytree.tensors(calls[0])):
+            raise InputError("a tensor without a dimension may differ from call to call")
         try:
             verify_samples(self._function, Example(*merge_calls(calls)))
         except NoisyError:
