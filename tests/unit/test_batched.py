@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -184,6 +185,37 @@ def test_an_optimised_model_may_be_batched() -> None:
     training = torchwise.batched(nn.BatchNorm1d(6))
     training([torch.randn(2, 6) for _ in range(3)])
     assert [*training.ways.values()] == ["one by one"]
+
+
+@pytest.mark.parametrize("switch", [lambda model: model, lambda model: model[1]])
+def test_a_switch_to_training_is_noticed(switch: Callable[[nn.Sequential], nn.Module]) -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6, momentum=0.0)).eval()
+    many = torchwise.batched(model)
+    calls = [torch.randn(2, 6) for _ in range(3)]
+    many(calls)
+    switch(model).train()
+    for call, answer in zip(calls, many(calls), strict=True):
+        torch.testing.assert_close(answer, model(call).detach())
+    assert [*many.ways.values()] == ["joined", "one by one"]
+
+
+def test_forms_hold_their_objects_and_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchwise.runtime.batched.MAX_FORMS", 2)
+
+    class Scale:
+        def __init__(self, by: float) -> None:
+            self.by = by
+
+    many = torchwise.batched(lambda x, scale: x * scale.by)
+    x = torch.ones(1, 3)
+    gone = []
+    for by in (2.0, 3.0, 4.0):
+        scale = Scale(by)
+        gone.append(weakref.ref(scale))
+        assert [answer[0, 0].item() for answer in many([(x, scale), (2 * x, scale)])] == [by, 2 * by]
+        del scale
+    assert [found() is None for found in gone] == [True, True, False]
+    assert len(many.ways) == 1
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,19 @@ MAX_FORMS = 100
 Prepared = tuple[Call, Callable[[Any], Any]]
 
 
+class Same:
+    """Stands for one object in a form, and holds it so that no other takes its address."""
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.thing is self.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One request that waits: the call as it came and as it joins a batch, its samples, group and time of arrival."""
@@ -107,7 +120,7 @@ def inspect_call(call: Call) -> tuple[int, Hashable]:
             kind = "nested" if leaf.is_nested else str(leaf.layout).removeprefix("torch.")
             raise InputError(f"{path} of the request is a {kind} tensor, but samples are joined only in dense ones")
         if not isinstance(leaf, torch.Tensor):  # of objects, only the same one is known to be equal
-            kinds.append((path, type(leaf), leaf if type(leaf) in pytree.PLAIN else id(leaf)))
+            kinds.append((path, type(leaf), leaf if type(leaf) in pytree.PLAIN else Same(leaf)))
         elif leaf.dim() == 0:
             kinds.append((path, leaf.dtype, leaf.device, leaf.item()))
         else:
@@ -117,6 +130,12 @@ def inspect_call(call: Call) -> tuple[int, Hashable]:
         found = ", ".join(f"{size} in {path}" for path, size in sizes.items()) or "no tensor with a dimension"
         raise InputError(f"the request has {found}, but each tensor must have its samples along the first dimension")
     return next(iter(sizes.values())), tuple(kinds)
+
+
+def list_trained_parts(model: Callable[..., Any]) -> tuple[int, ...]:
+    """Return the places of the parts in training mode, in which samples may depend on each other."""
+    parts = model.modules() if isinstance(model, torch.nn.Module) else [model]
+    return tuple(place for place, part in enumerate(parts) if getattr(part, "training", False))
 
 
 def find_preparation(fast: Callable[..., Any]) -> Callable[[Call], Prepared]:

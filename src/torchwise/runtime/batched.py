@@ -14,7 +14,7 @@ import torch
 
 from torchwise.alerts import OnceLog
 from torchwise.errors import InputError, TorchwiseError, first_line, format_error, is_count
-from torchwise.runtime.batch_calls import inspect_call
+from torchwise.runtime.batch_calls import MAX_FORMS, Same, inspect_call, list_trained_parts
 from torchwise.verify import verify_samples
 from torchwise.verify.independence import Many, NoisyError, verify_random_samples
 from torchwise.workload import Example, pytree
@@ -47,9 +47,10 @@ class BatchedFunction:
             calls: for each call its argument, a tuple of arguments, or an `Example` with keyword arguments.
         """
         read = [_read_call(call) for call in calls]
+        mode = list_trained_parts(self._function)
         places: dict[Hashable, list[int]] = {}
         for place, call in enumerate(read):
-            places.setdefault(_form_of(call), []).append(place)
+            places.setdefault((mode, _form_of(call)), []).append(place)
         answers: list[Any] = [None] * len(read)
         for form, found in places.items():
             for start in range(0, len(found), self._max_batch):
@@ -72,8 +73,12 @@ class BatchedFunction:
         with torch.no_grad():
             if len(calls) == 1:
                 return [self._call(calls[0])]
-            way = self.ways.get(form) or self.ways.setdefault(form, self._find_way(calls))
-            if many := self._many.get(way):
+            if form not in self.ways:
+                way = self._find_way(calls)
+                if len(self.ways) >= MAX_FORMS:
+                    self.ways.clear()
+                self.ways[form] = way
+            if many := self._many.get(self.ways[form]):
                 try:
                     return many(calls)
                 except Exception as error:  # one call's values may raise it, or the batch may be too large
@@ -183,7 +188,7 @@ def _form_of(call: Call) -> Hashable:
         if isinstance(leaf, torch.Tensor):
             kinds.append((path, leaf.dtype, leaf.device, leaf.layout, leaf.shape))
         else:
-            kinds.append((path, type(leaf), leaf if type(leaf) in pytree.PLAIN else id(leaf)))
+            kinds.append((path, type(leaf), leaf if type(leaf) in pytree.PLAIN else Same(leaf)))
     return tuple(kinds)
 
 
