@@ -88,7 +88,11 @@ def test_the_line_is_named(call: Callable[..., Any], line: str) -> None:
     assert find_graph_break(call, Example((X,))) == said
 
 
-@pytest.mark.parametrize("call", [nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.sin], ids=["a layer", "layers", "a function"])
+@pytest.mark.parametrize(
+    "call",
+    [nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.sin],
+    ids=["a layer", "layers", "a function"],
+)
 def test_what_is_one_graph_has_no_break(call: Callable[..., Any]) -> None:
     assert find_graph_break(call, Example((X,))) == ""
 
