@@ -174,6 +174,45 @@ def test_profiles_switch_all_parts_and_keep_what_was_found() -> None:
     assert len(find.asked) == 1
 
 
+@pytest.mark.parametrize(
+    ("plan", "speedup", "asked"),
+    [(Plan(precision="bf16"), 2.0, 2), (THREADS, 1.03, 2), (THREADS, 1.2, 1)],
+    ids=["allow", "minimum_speedup", "permitted"],
+)
+def test_a_profile_keeps_only_the_plans_that_it_permits(plan: Plan, speedup: float, asked: int) -> None:
+    find = Finder(plan, speedup=speedup)
+    manager = CompileManager("research", find=find)
+    call = manager.register(torch.nn.Linear(4, 4), "layer")
+    with torch.no_grad():
+        call(X)
+        assert manager.components["layer"].plan_name == str(plan)
+        manager.set_mode("production")
+        find.plan, find.speedup = THREADS, 2.0
+        call(X), call(X)
+    assert (len(find.asked), manager.components["layer"].plan_name) == (asked, str(THREADS))
+
+
+def test_a_plan_that_was_found_while_the_settings_became_stricter_is_not_kept() -> None:
+    def find(*question: Any) -> Any:
+        manager.set_mode("production")
+        return Finder(speedup=1.03)(*question)
+
+    manager, call = make_manager(find, "research")  # type: ignore[arg-type]
+    call(X)
+    assert manager.statistics()["double"].plan is None
+
+
+def test_a_profile_does_not_loosen_a_config() -> None:
+    manager = CompileManager(CompileConfig(allow="exact", minimum_speedup=1.5, effort="quick"), find=Finder())
+    for profile in ("research", "production"):
+        manager.set_mode(profile)
+        own = manager.config
+        assert (own.allow, own.minimum_speedup, own.effort) == ("exact", 1.5, "quick")
+    manager = CompileManager(CompileConfig.of("research"), find=Finder())
+    manager.set_mode("production")
+    assert manager.config == CompileConfig()
+
+
 def test_another_mode_is_sought_anew_but_for_parts_with_a_mode_of_their_own() -> None:
     find = Finder()
     manager, call = make_manager(find)

@@ -149,6 +149,23 @@ def test_what_is_cleared_ends_its_search_and_lets_others_search(search: Callable
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(("changes", "ends"), [({}, True), ({"minimum_speedup": 1.0, "allow": "substituted"}, False)])
+def test_a_profile_ends_the_searches_that_may_find_what_it_does_not_permit(
+    search: Callable[..., Callable[[], None]], changes: dict[str, Any], ends: bool
+) -> None:
+    manager = CompileManager("research", background=True, fallback=True, **changes)
+    call = manager.register(double, "it")
+    go_on = search(DONE)
+    call(X)
+    manager.set_mode("production")
+    assert (manager.components["it"]._found is None) is ends
+    if not ends:
+        assert component._searching.locked()
+        go_on()
+    wait_until(lambda: not component._searching.locked())
+
+
+@torch.no_grad()
 def test_what_is_closed_ends_its_search_and_stays_as_written(search: Callable[..., Callable[[], None]]) -> None:
     manager = CompileManager()
     call = manager.register(double, "it")

@@ -25,6 +25,7 @@ from torchwise.runtime.components.find import (
     Found,
     apply_if_faster,
     decide_unverified,
+    permits,
     read_background,
     search_in_background,
     tune_in_workers,
@@ -129,10 +130,11 @@ class Component:
         return Component, (self.name, self.original, CompileConfig.of("development", autocast=self.config.autocast))
 
     def configure(self, config: CompileConfig) -> None:
-        """Change the settings. A change of mode forgets the plan of the earlier mode."""
+        """Change the settings. A plan of another mode, or one that they do not permit, is forgotten."""
         config = config.of_size(_count_parameters(self.original))
         before, self.config = self.config, config
-        if (before.plans, before.verify) != (config.plans, config.verify):
+        found, is_other = self._found, (before.plans, before.verify) != (config.plans, config.verify)
+        if is_other or (found is not None and not permits(config, found)):
             self.clear()
 
     def clear(self) -> None:
@@ -287,7 +289,7 @@ class Component:
 
     def _seek(self, examples: tuple[Example, ...], *, may_go_on: bool = False) -> bool:
         """Search, and return whether the search goes on in another process, which is to release `_searching`."""
-        counts, begun = self.counts, time.perf_counter()
+        counts, asked, begun = self.counts, self.config, time.perf_counter()
         goes_on = False
         try:
             original = wrap_in_autocast(self.original, self.config)
@@ -307,7 +309,8 @@ class Component:
             found = Found(None, str(fallback), fallback, error=error)
             alert("search_failed", f"component {self.name} runs its original code until clear(): {found.reason}")
             logger.debug("torchwise: how the search failed", exc_info=error)
-        if counts is self.counts:  # not cleared meanwhile
+        is_current = asked is self.config or permits(self.config, found)
+        if counts is self.counts and is_current:  # neither cleared nor configured otherwise meanwhile
             self._keep(replace(found, seconds=time.perf_counter() - begun))
         self._raise_unless_fallback(found)
         return goes_on

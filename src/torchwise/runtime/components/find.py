@@ -10,6 +10,8 @@ from typing import Any
 
 from torchwise import environment
 from torchwise.errors import TorchwiseError
+from torchwise.plan import Numerics
+from torchwise.plan.space import numerics_of
 from torchwise.plan.workload_spec import LIVE, WorkloadSpec
 from torchwise.records import Decision
 from torchwise.runtime.components.config import CompileConfig
@@ -33,6 +35,7 @@ class Found:
     Attributes:
         optimized: runs by the plan, or None if the original answers.
         waiting: runs by a plan as soon as the search in the background has found one, or None without such a search.
+        config: the settings of the search in the background, or None without such a search.
     """
 
     optimized: Callable[..., Any] | None
@@ -43,11 +46,31 @@ class Found:
     seconds: float = 0.0
     verified: bool = True
     waiting: Any = None
+    config: CompileConfig | None = None
+
+    @property
+    def tuning(self) -> Any:
+        """The search in the background, which may go on after a first plan, or None without such a search."""
+        return vars(self.waiting or self.optimized).get("background") if self.config is not None else None
 
     @property
     def served(self) -> Served | None:
         """What answers behind `optimized`. A search in the background may put a better plan in its place."""
         return served_of(self.optimized)
+
+
+def permits(config: CompileConfig, found: Found) -> bool:
+    """Return whether the settings allow the plan in use, and any plan that its search may still find."""
+    allowed, tuning = Numerics.of(config.allow), found.tuning
+    if tuning is not None and found.config is not None and tuning.state == "searching":
+        asked = found.config
+        if not allowed.allows(Numerics.of(asked.allow)) or asked.minimum_speedup < config.minimum_speedup:
+            return False
+    if found.served is None:
+        return True
+    decision = found.served.decision
+    is_fast = decision.speedup is not None and decision.speedup.low >= config.minimum_speedup
+    return allowed.allows(numerics_of(decision.plan)) and (is_fast or not config.verify)
 
 
 def search_in_background(
@@ -66,7 +89,7 @@ def search_in_background(
     options = config.tune_keywords()
     options["examples"] = examples
     waiting = start_in_background(original, **options, minimum_speedup=config.minimum_speedup, when_over=when_over)
-    return Found(None, str(SEARCHING), SEARCHING, waiting=waiting)
+    return Found(None, str(SEARCHING), SEARCHING, waiting=waiting, config=config)
 
 
 def read_background(found: Found) -> Found:
@@ -75,7 +98,7 @@ def read_background(found: Found) -> Found:
     seconds = time.monotonic() - tuning.started
     if tuning.is_promoted:
         decision = found.waiting.decision
-        return Found(found.waiting, decision.reason, decision=decision, seconds=seconds)
+        return Found(found.waiting, decision.reason, decision=decision, seconds=seconds, config=found.config)
     if tuning.state == "searching":
         return found
     last = next((news for news in reversed(tuning.news) if news.kind != "done"), None)

@@ -73,7 +73,7 @@ class CompileManager:
         if not isinstance(config, (CompileConfig, str)):
             raise InputError(f"config is of type {type(config).__name__}, but must be a CompileConfig or a profile")
         self._config = CompileConfig.of(config, **changes) if isinstance(config, str) else config.changed(**changes)
-        self._changes = changes
+        self._changes = (_list_own(config) if isinstance(config, CompileConfig) else {}) | changes
         self._find = find
         self._said_device: CompileConfig | None = None
         self._lock = threading.RLock()  # reentrant: `set_mode` holds it and reads `components`, which takes it as well
@@ -149,8 +149,9 @@ class CompileManager:
     def set_mode(self, mode: str) -> None:
         """Switch all components to a profile or a mode.
 
-        Fields that the manager was created with are kept if it is a profile, and those that a component was registered
-        with in any case.
+        A component keeps a plan that its new settings permit, and the fields that it was registered with. A profile
+        keeps the fields that the manager was created with. Of a `CompileConfig` these are `allow`, `effort` and
+        `minimum_speedup`, if no profile has their value.
 
         Args:
             mode: "development", "production", "research", "auto" or a mode of `torch.compile`. For "auto" and those
@@ -232,6 +233,13 @@ class CompileManager:
         return next(
             n for n in itertools.chain([name], (f"{name}#{i}" for i in itertools.count(2))) if n not in self._components
         )
+
+
+def _list_own(config: CompileConfig) -> dict[str, Any]:
+    """Return the fields by which a config goes its own way, unlike any profile: another profile must not undo them."""
+    searched = [profile for profile in PROFILES.values() if profile["enabled"]]
+    values = {name: getattr(config, name) for name in ("allow", "effort", "minimum_speedup")}
+    return {name: value for name, value in values.items() if all(value != one[name] for one in searched)}
 
 
 def _check(target: object, examples: Sequence[Example], config: CompileConfig) -> None:
