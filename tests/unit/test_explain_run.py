@@ -14,11 +14,15 @@ from consistency import check_explanation
 from torchwise.diagnose import explain as explaining
 from torchwise.diagnose.evidence import CAPTURE, EXECUTION, GENERATION
 from torchwise.diagnose.explain import explain
-from torchwise.errors import BaselineError, PlanError
+from torchwise.errors import BaselineError, PlanError, UnsupportedError
 from torchwise.plan import EAGER
+from torchwise.records import Failure, FailureKind
 from torchwise.records.answer import Answer, Reliability
 from torchwise.records.explanation import Explanation
 from torchwise.report.explanation import render_explanation, render_explanation_html
+from torchwise.trial import Limits
+from torchwise.trial.launcher import OnStage
+from torchwise.trial.worker import Assignment
 
 
 def check(told: Explanation) -> None:
@@ -123,3 +127,22 @@ def test_a_plan_must_be_one() -> None:
 def test_a_model_that_raises_is_the_baselines_error() -> None:
     with pytest.raises(BaselineError, match="the model raised"):
         explain(nn.Linear(2, 2), (torch.ones(3),))
+
+
+class Refusing:
+    """A launcher that runs nothing, and keeps the limits of each job."""
+
+    def __init__(self) -> None:
+        self.limits: list[Limits] = []
+
+    def run(self, job: Assignment, limits: Limits, on_stage: OnStage) -> Failure:
+        self.limits.append(limits)
+        return Failure(FailureKind.DIED, "start", "not run")
+
+
+@pytest.mark.parametrize(("budget", "at_least"), [(None, 900.0), (60.0, 50.0), (5000.0, 4900.0)])
+def test_a_budget_alone_ends_the_worker(budget: float | None, at_least: float) -> None:
+    launcher = Refusing()
+    with pytest.raises(UnsupportedError, match="not run"):
+        explain(nn.Linear(2, 2), (torch.ones(1, 2),), budget=budget, launcher=launcher)
+    assert at_least <= launcher.limits[0].time_s <= (budget or at_least)

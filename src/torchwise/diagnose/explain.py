@@ -44,7 +44,7 @@ FIXES_S = 45.0
 EFFORT = replace(EFFORTS["quick"], half_width=0.01, measure_s=4.0)
 """A potential saving is a small difference of two times: both need a narrow interval, or the saving is noise."""
 LIMIT_S = 900.0
-"""Seconds after which the worker is ended."""
+"""Seconds after which the worker is ended if there is no budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def explain(
         whole = Budget(budget or math.inf, spent)
         fixes_s = FIXES_S if budget is None else budget
         inquiry = Inquiry(job, plan, fixes_s if fixes else 0.0, begun + whole.seconds, folder)
-        limits = Limits.from_free_memory(LIMIT_S)
+        limits = Limits.from_free_memory(LIMIT_S + (budget or 0.0))  # a budget ends it first
         answer = ask_worker(whole.limit(launcher or ProcessLauncher()), inquiry, Explanation, limits, spent.stage)
     if isinstance(answer, Failure) and answer.kind is FailureKind.OUT_OF_BUDGET:
         raise make_budget_error(answer, f"{spec.target} is not explained")

@@ -264,6 +264,8 @@ def has_ended_early(trial: Trial, bound: float | None, limit_s: float) -> bool:
     """
     if trial.state is TrialState.PRUNED and trial.measurement is not None:  # by its own process's measurement
         return bound is None or trial.measurement.speedup.high >= bound
+    if trial.is_promising and trial.plan.backend != "eager" and trial.costs and trial.costs.warm_s is None:
+        return True  # its warm start was not made, so each restart would be priced as cold
     kind = trial.failure.kind if trial.failure else None
     return kind in (FailureKind.INTERFERED, FailureKind.OUT_OF_BUDGET) or (
         kind is FailureKind.TIMED_OUT and trial.seconds < limit_s
