@@ -743,6 +743,55 @@ def test_what_runs_out_of_time_sooner_than_it_should_is_tried_once_a_search(stor
     assert table.list_tried().count(INDUCTOR) == 1
 
 
+class EndsInWarmStarts(Table):
+    """The budget ends in every warm start."""
+
+    def __init__(self, clock: Any) -> None:
+        super().__init__()
+        self.clock = clock
+        self.known[INDUCTOR] = (2.0, 10.0, GOOD)
+
+    def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
+        if job.task != "warm":
+            return super().run(job, limits, on_stage)
+        self.clock.now += 1000
+        return Failure(FailureKind.OUT_OF_BUDGET, "compile", "the budget is spent")
+
+
+@pytest.mark.parametrize("restarts", [1, 10])
+def test_a_plan_whose_warm_start_the_budget_left_out_is_tried_again_if_that_is_priced(
+    storage: Storage, table: Table, spent_clock: Any, restarts: int
+) -> None:
+    workload = WorkloadSpec("zoo:anything", calls=100_000, restarts=restarts)
+    ended = EndsInWarmStarts(spent_clock)
+    study = run_study(Request(workload, plans=(INDUCTOR,), budget_s=100), storage, ended, Listener())
+    assert study.decision is not None
+    assert (study.decision.plan, study.decision.warm_s) == (INDUCTOR, None)
+    again = run_study(Request(workload, plans=(INDUCTOR,)), storage, table, Listener())
+    assert again.decision is not None
+    assert table.list_tried() == ([INDUCTOR] if restarts > 1 else [])
+    assert again.decision.warm_s == (2.5 if restarts > 1 else None)
+
+
+@pytest.mark.parametrize("ends_in", ["inspect", "try"])
+def test_a_plan_without_its_warm_start_counts_if_the_budget_ends_before_it_is_repeated(
+    storage: Storage, spent_clock: Any, ends_in: str
+) -> None:
+    class Ends(Table):
+        def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
+            spent_clock.now += 1000 * (job.task == ends_in)
+            return super().run(job, limits, on_stage)
+
+    workload = WorkloadSpec("zoo:anything", calls=100_000, restarts=10)
+    run_study(Request(workload, budget_s=100), storage, EndsInWarmStarts(spent_clock), Listener())
+    table = Ends()
+    table.known[INDUCTOR] = Failure(FailureKind.OUT_OF_BUDGET, "compile", "the budget of 20 s is spent")
+    study = run_study(Request(workload, budget_s=20), storage, table, Listener())
+    assert table.list_tried() == ([INDUCTOR] if ends_in == "try" else [])
+    assert study.decision is not None
+    assert study.decision.plan == INDUCTOR
+
+
 # ---- more processes
 
 

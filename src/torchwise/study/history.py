@@ -257,16 +257,28 @@ class History:
         return self.predict_cold_s(plan) * (1 + (self.workload.restarts - 1) * WARM_SHARE)
 
 
-def has_ended_early(trial: Trial, bound: float | None, limit_s: float) -> bool:
-    """Return whether a trial was stopped or ran out of time, and would go on under this bound and this limit.
+def has_ended_early(trial: Trial, bound: float | None, limit_s: float, restarts: int) -> bool:
+    """Return whether a trial was stopped or ran out of time, and would go on under this request.
 
     Calls, restarts, memory limit, effort and plans may differ in this request from the one that it was tried for.
+
+    Args:
+        bound: the speed-up below which a trial is stopped, or None.
+        limit_s: seconds of a trial.
+        restarts: process starts. From the second on, a warm start that the budget left out would be priced as cold.
     """
     if trial.state is TrialState.PRUNED and trial.measurement is not None:  # by its own process's measurement
         return bound is None or trial.measurement.speedup.high >= bound
-    if trial.is_promising and trial.plan.backend != "eager" and trial.costs and trial.costs.warm_s is None:
-        return True  # its warm start was not made, so each restart would be priced as cold
+    if restarts > 1 and trial.is_promising and trial.plan.backend != "eager":
+        return trial.costs is not None and trial.costs.warm_s is None
     kind = trial.failure.kind if trial.failure else None
     return kind in (FailureKind.INTERFERED, FailureKind.OUT_OF_BUDGET) or (
         kind is FailureKind.TIMED_OUT and trial.seconds < limit_s
     )
+
+
+def keep_known(finished: Trial, earlier: Trial | None) -> Trial:
+    """Return a trial that has finished, or the verified one that it repeats if the repetition was cut off."""
+    kind = finished.failure.kind if finished.failure else None
+    is_cut = kind in (FailureKind.INTERFERED, FailureKind.OUT_OF_BUDGET)
+    return replace(earlier, number=finished.number) if is_cut and earlier and earlier.is_verified else finished

@@ -38,7 +38,7 @@ from torchwise.store import LeaseOwner, Storage, StudyKey
 from torchwise.study.batch_search import search_batch
 from torchwise.study.caches import Caches, keep_heartbeat
 from torchwise.study.decision import decide
-from torchwise.study.history import History, has_ended_early
+from torchwise.study.history import History, has_ended_early, keep_known
 from torchwise.study.pairwise import front, next_cold, next_duel, next_repeat, prune_below
 from torchwise.study.request import Request, recall_inspection
 from torchwise.study.samplers import ListedSampler, Proposal, Sampler, StagedSampler
@@ -172,28 +172,32 @@ class _Loop:
             raise
         return self._conclude(StudyState.DECIDED)
 
-    def _history(self) -> History:
+    def _history(self, *, ended: bool = False) -> History:
         """Read the facts so far, other processes' trials included, for the calls requested now.
 
         A trial is left out if it was ended under an earlier request, and would not be under this one. It is also left
         out if it was timed on a far too busy machine, according to this search's own time of eager.
         """
         stored = self._read_history()
-        return replace(stored, trials=tuple(t for t in stored.trials if not self._may_go_on(t, stored)))
+        return replace(stored, trials=tuple(t for t in stored.trials if not self._may_go_on(t, stored, ended)))
 
     def _read_history(self) -> History:
         study = self.storage.get_study(self.study_id)
         counted = tuple(t for t in study.trials if self._counts(t.plan))
         return History(self.request.workload, study.inspection, counted, self.budget.left_s)
 
-    def _may_go_on(self, trial: Trial, stored: History) -> bool:
-        """Return whether to try a plan again, which is never so for a trial of this very search."""
+    def _may_go_on(self, trial: Trial, stored: History, ended: bool = False) -> bool:
+        """Return whether to try a plan again, which is never so for a trial of this very search.
+
+        If the search has `ended`, a trial counts although its warm start is missing.
+        """
         if trial.plan in self._tried:
             return False
         is_compiling = trial.failure is not None and WorkerStage(trial.failure.stage).is_compiling
         timeout_s = (self.request.compile_timeout_s if is_compiling else None) or math.inf
         limit_s = min(self._limit_s(stored), timeout_s)
-        return self._had_interference(trial) or has_ended_early(trial, self._bound(stored), limit_s)
+        restarts = 1 if ended else self.request.workload.restarts
+        return self._had_interference(trial) or has_ended_early(trial, self._bound(stored), limit_s, restarts)
 
     def _had_interference(self, trial: Trial) -> bool:
         now_s = self.inspection.measurement.baseline_time.mid
@@ -223,7 +227,7 @@ class _Loop:
         if trial is None:  # another process was quicker; the next history holds it
             return
         try:
-            finished = self._launch(trial, proposal.limit_s)
+            finished = keep_known(self._launch(trial, proposal.limit_s), again)
         except BaseException:  # raised again: with any exception, this trial did not happen
             with suppress(StorageError):  # the next process takes back the claims of the dead
                 self.storage.release_trial(self.study_id, trial.number)
@@ -322,12 +326,10 @@ class _Loop:
             self.listener.change_leader(leader, trial.speedup if trial else None)
 
     def _conclude(self, state: StudyState) -> Study:
-        history = self._history()
+        history = self._history(ended=True)
         known = any(trial.state.is_finished for trial in history.trials)
         decision = decide(history, self.here) if known or state is StudyState.DECIDED else None
-        excluded = self._sampler.list_excluded(
-            self._read_history()
-        )  # trials that may be repeated were tried all the same
+        excluded = self._sampler.list_excluded(self._read_history())  # what may be repeated was tried all the same
         if state is StudyState.DECIDED and self.budget.is_spent:
             excluded.append(f"whatever else: {self._name_budget()}")
         if self.request.cold and decision is not None:
