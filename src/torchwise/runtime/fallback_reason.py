@@ -79,6 +79,11 @@ class FallbackReason(StrEnum):
         "call it under torch.no_grad()",
     )
     AUTOCAST_ENABLED = "autocast_enabled", "autocast is enabled, and the plan was verified without"
+    AUTOCAST_DIFFERS = (
+        "autocast_differs",
+        "the call is under another autocast than the plan was verified in, or under none",
+        "tune the program with such calls alone",
+    )
     TRANSFORM_ACTIVE = "transform_active", "a transform of functions (vmap, jvp, grad) is active"
     DISPATCH_MODE_ACTIVE = "dispatch_mode_active", "a mode that watches or replaces operators is active"
     GLOBAL_HOOK = "global_hook", "a hook for all modules is registered"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,8 +13,15 @@ from torchwise.runtime.bucketing import VerifiedPadding
 from torchwise.runtime.bucketing.dispatch import Buckets
 from torchwise.runtime.components.component import Component
 from torchwise.runtime.components.config import CompileConfig
-from torchwise.runtime.components.program import copy_with_shared_dict, place, restore, wrap_in_autocast
+from torchwise.runtime.components.program import (
+    copy_with_shared_dict,
+    device_of,
+    place,
+    restore,
+    wrap_in_autocast,
+)
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
+from torchwise.runtime.program.calls import device_type_of
 from torchwise.runtime.program.recorder import original_of
 from torchwise.runtime.served import Served
 from torchwise.runtime.sizes_dispatch import SizesDispatcher
@@ -23,10 +31,38 @@ from torchwise.study.apply_approvals import apply_stored_approvals
 logger = logging.getLogger("torchwise")
 
 
-def config_of(autocast: torch.dtype | None, store: str | None = None) -> CompileConfig:
-    """Return the settings of a component that runs by a decision of the store."""
+OTHER_AUTOCAST = Fallback(FallbackReason.AUTOCAST_DIFFERS)
+
+
+class PlacedComponent(Component):
+    """A component of a recorded program: its callers choose the autocast, and its plan answers under one of them."""
+
+    def answer(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call by the plan if it is under the plan's autocast, or else by `plain` as it comes."""
+        recorded = self.config.autocast
+        if recorded is None or torch.compiler.is_compiling() or _name_autocast(device_of(self.config)) == recorded:
+            return super().answer(plain, args, kwargs)
+        return self._plainly(OTHER_AUTOCAST, plain, args, kwargs)
+
+    def _plainly(
+        self, fallback: Fallback, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        self.counts.count(fallback)
+        return plain(*args, **kwargs)
+
+
+def _name_autocast(device: str) -> str | None:
+    found = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    return None if found is None else str(found).removeprefix("torch.")
+
+
+def config_of(thing: Any, autocast: torch.dtype | None, store: str | None = None) -> CompileConfig:
+    """Return the settings of a component that runs by a decision of the store, under an autocast of its device."""
     name = None if autocast is None else str(autocast).removeprefix("torch.")
-    return CompileConfig.of("production", minimum_speedup=1.0, autocast=name, store=store, progress=False)
+    device = None if autocast is None else device_type_of(thing)
+    return CompileConfig.of(
+        "production", minimum_speedup=1.0, autocast=name, device=device, store=store, progress=False
+    )
 
 
 def workload_of(thing: Any, config: CompileConfig) -> Any:
@@ -65,7 +101,7 @@ def place_decision(
     if original is thing and isinstance(thing, torch.nn.Module):
         original = copy_with_shared_dict(thing)
     config = config.changed(training=decision.workload.mode == "training")
-    component = Component(name, original, config, find=lambda *_: decision)
+    component = PlacedComponent(name, original, config, find=lambda *_: decision)
     component.seek()
     if padded is not None:
         component.extend(lambda served: Buckets(served.original, [served.decision], padded))

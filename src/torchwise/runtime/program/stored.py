@@ -91,7 +91,7 @@ class StoredPlans:
 
     def _place(self, thing: Any, name: str, decisions: list[Decision]) -> Component | None:
         try:
-            config = config_of(autocast_dtype(thing), self._store)
+            config = config_of(thing, autocast_dtype(thing), self._store)
             workload = workload_of(thing, config)
             reasons = []
             for decision in decisions:

@@ -329,7 +329,7 @@ def _contains(outer: Any, inner: Any) -> bool:
 def _tune(module: TunedModule, program: str, options: TuneKeywords, scale: float, *, places: bool) -> None:
     calls = merge_calls([module.calls, *(one.calls for one in module.alike)])
     live, store = module.calls.live, options.get("store")
-    config = config_of(select_alike(calls)[0][0].autocast, store)
+    config = config_of(live, select_alike(calls)[0][0].autocast, store)
     workload = workload_of(live, config)
     mix = choose_mix(calls, workload, pads=places)
     expected = max(round(scale * mix.calls), 1)
