@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,3 +48,45 @@ def test_calls_without_autocast_stay_without_beside_those_with_it(searches: Sear
     assert [found.statistics.optimized for _, found in plans.placed] == [5]
     for expected, *given in zip(alone, answers, later, strict=True):
         assert all(torch.equal(one, expected) and one.dtype is expected.dtype for one in given)
+
+
+def doubled(f: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(f)
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return 2 * f(x)
+
+    return call
+
+
+def add(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    "decorate",
+    [
+        pytest.param(lambda: torch.compile(doubled(add), backend="eager"), id="below torch.compile"),
+        pytest.param(lambda: torch.compile(torch.no_grad()(add), backend="eager"), id="no_grad"),
+        pytest.param(lambda: doubled(torch.compile(add, backend="eager")), id="above torch.compile"),
+    ],
+)
+def test_a_function_keeps_the_decorators_that_it_was_compiled_with(
+    decorate: Callable[[], Any], searches: Searches
+) -> None:
+    def program() -> Any:
+        function = decorate()
+        for _ in range(3):
+            function(X)
+        return function
+
+    report = tw.tune_program(program)
+    function, given = report.returned, X.clone().requires_grad_()
+    expected = decorate()(given)
+    answer = function(given)
+    assert torch.equal(answer, expected)
+    assert answer.requires_grad is expected.requires_grad
+    with torch.no_grad():
+        assert torch.equal(function(X), expected)
+    (module,) = report.modules
+    assert module.component is not None
+    assert module.component.statistics.optimized >= 1

@@ -238,18 +238,18 @@ def watched_compile(compile: Any) -> Any:
             return answer_by_hook(call, run, args, kwargs)
 
         call.placed = None  # type: ignore[attr-defined]
+        call.compiled_from = (call, model)  # type: ignore[attr-defined]
         return call
 
     return watched
 
 
 def original_of(thing: Any) -> Any:
-    """Return what a module or function was before `torch.compile`."""
+    """Return what a module or function was before `torch.compile`: exactly the one that it was given."""
     if isinstance(thing, torch.nn.Module):
         return getattr(thing, "_orig_mod", thing)
-    while (inner := getattr(thing, "_torchdynamo_orig_callable", getattr(thing, "__wrapped__", None))) is not None:
-        thing = inner
-    return thing
+    made, model = getattr(thing, "compiled_from", (None, None))  # a decorator may have copied it from its function
+    return model if made is thing else thing
 
 
 def autocast_dtype(thing: Any) -> torch.dtype | None:
