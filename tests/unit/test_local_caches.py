@@ -16,6 +16,7 @@ from torchwise.cli.cache import cache
 from torchwise.errors import InputError
 
 KIB = 2**10
+HASH = "A" * 52
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
             ("inductor", "fxgraph/aa/one"),
             ("inductor", "fxgraph/bb/two"),
             ("inductor", "cc/code.py"),
-            ("triton", "HASH/kernel.cubin"),
+            ("triton", f"{HASH}/kernel.cubin"),
             ("torchwise", "targets/a.json"),
         ],
         start=1,
@@ -97,7 +98,7 @@ def test_only_the_named_cache_is_cleared_and_its_folder_stays(folders: dict[str,
     assert f"{folders['inductor']}/fxgraph/aa  0.0 MiB" in said
     assert said.splitlines()[-1] == "Deleted 0.0 MiB."
     assert list(folders["inductor"].iterdir()) == []
-    assert list_files(folders["triton"]) == ["HASH/kernel.cubin"]
+    assert list_files(folders["triton"]) == [f"{HASH}/kernel.cubin"]
     assert list_files(folders["torchwise"]) == ["targets/a.json"]
     assert ran("clear", "inductor", "--yes").splitlines()[-1] == "Nothing to delete."
 
@@ -120,7 +121,7 @@ def test_links_are_neither_followed_nor_counted(folders: dict[str, Path], tmp_pa
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").write_bytes(b"x" * 2**20)
-    (folders["inductor"] / "link").symlink_to(outside)
+    (folders["inductor"] / "cc" / "link").symlink_to(outside)
     (folders["inductor"] / "cc" / "file").symlink_to(outside / "precious")
     assert read_info(tmp_path / "info.json")["bytes"] < 4 * KIB
     ran("clear", "--yes")
@@ -139,6 +140,36 @@ def test_a_cache_that_is_a_link_or_holds_other_things_is_left_alone(
         with pytest.raises(InputError, match=said):
             find_caches(["inductor"])[0].remove(())
     assert len(list_files(folders["inductor"])) == 3
+
+
+@pytest.mark.parametrize("variable", ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"])
+@pytest.mark.parametrize("holder", ["XDG_CACHE_HOME", "XDG_DATA_HOME", "TORCHWISE_STORE", "prefix"])
+def test_a_folder_that_also_holds_what_a_user_keeps_is_left_alone(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, holder: str
+) -> None:
+    shared = tmp_path / "shared"
+    precious = shared / "aa" / "huggingface" / "model.safetensors"
+    precious.parent.mkdir(parents=True)
+    precious.touch()
+    if holder == "prefix":
+        monkeypatch.setattr("sys.prefix", str(shared / "venv"))
+    else:
+        monkeypatch.setenv(holder, str(shared / "store.db" if holder == "TORCHWISE_STORE" else shared))
+    monkeypatch.setenv(variable, str(shared))
+    with pytest.raises(InputError, match=f"holds more than a cache, .* let {variable} name a folder of its own"):
+        ran("clear", "inductor" if "INDUCTOR" in variable else "triton", "--yes")
+    assert precious.exists()
+
+
+@pytest.mark.parametrize("name", ["inductor", "triton"])
+def test_files_that_no_compiler_made_are_named_and_left_alone(folders: dict[str, Path], name: str) -> None:
+    for foreign in ("huggingface", "notes.txt"):
+        (folders[name] / foreign).mkdir()
+    before = list_files(folders[name])
+    for words in (("clear", name, "--yes"), ("limit", "1KiB", name, "--yes")):
+        with pytest.raises(InputError, match=r"has huggingface, notes\.txt, which no compiler made, so nothing in it"):
+            ran(*words)
+    assert list_files(folders[name]) == before
 
 
 def test_without_an_answer_nothing_is_deleted(folders: dict[str, Path]) -> None:

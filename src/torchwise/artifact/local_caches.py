@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +17,19 @@ from pathlib import Path
 
 from torchwise._torch.inductor import DEFAULT_CACHE_DIR
 from torchwise.errors import InputError, did_you_mean
+from torchwise.store.location import default_url, file_of
+
+NAMES = {
+    "inductor": re.compile(
+        r"[a-z2-7]{2}|[a-z2-7]{52}|tmp[a-z0-9_]{8}(\.py)?|fxgraph|aotautograd|triton|locks|cache|dynamo|gcc|bisect|"
+        r"precompiled_headers|autoheuristic|unhashed_kernel_inputs|memoizer_cache\.(json|lock)|aoti_eager|"
+        r"torch_cutlass|cutedsl_compile_cache|configs_\w+\.json"
+    ),
+    "triton": re.compile("[A-Z2-7]{52}|[0-9a-f]{64}"),
+}
+"""The names that compilers give to what lies directly in their cache. All else in its folder is somebody's."""
+
+MAX_FOREIGN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +108,25 @@ class LocalCache:
         """Refuse a folder in which a variable has put the cache together with other things."""
         if self.path.is_symlink():
             raise InputError(f"{self.path} is a link, which is not followed: delete in {self.path.resolve()} yourself")
-        shared = (Path.home(), Path.cwd(), Path(tempfile.gettempdir()))
-        if any(other.resolve().is_relative_to(self.path.resolve()) for other in shared):
-            raise InputError(
-                f"{self.path} holds more than a cache, so nothing in it is deleted: let {self.variable} name a folder "
-                "of its own"
-            )
+        way_out = f"so nothing in it is deleted: let {self.variable} name a folder of its own"
+        if any(other.resolve().is_relative_to(self.path.resolve()) for other in self._list_others()):
+            raise InputError(f"{self.path} holds more than a cache, {way_out}")
+        known = NAMES.get(self.name)
+        if known and self.path.is_dir():
+            foreign = sorted(name for name in os.listdir(self.path) if not known.fullmatch(name))
+            if foreign:
+                more = ", and more" if len(foreign) > MAX_FOREIGN else ""
+                raise InputError(
+                    f"{self.path} has {', '.join(foreign[:MAX_FOREIGN])}{more}, which no compiler made, {way_out}"
+                )
+
+    def _list_others(self) -> list[Path]:
+        """Return the folders and the store that must not lie in this cache."""
+        from platformdirs import user_cache_dir, user_data_dir
+
+        others = [Path.home(), Path.cwd(), Path(tempfile.gettempdir()), Path(sys.prefix)]
+        others += [Path(user_cache_dir()), Path(user_data_dir()), file_of(default_url()) or Path.home()]
+        return others + [cache.path for cache in list_caches() if cache.name != self.name]
 
 
 def list_caches() -> tuple[LocalCache, ...]:
@@ -142,7 +170,7 @@ def find_caches(names: list[str] | None) -> tuple[LocalCache, ...]:
 def _walk(folder: Path) -> Iterator[Entry]:
     for path, _, _ in os.walk(folder, followlinks=False):
         files, size, used = list[Path](), 0, 0.0
-        with os.scandir(path) as found:
+        with contextlib.suppress(FileNotFoundError), os.scandir(path) as found:  # another program may delete it
             for one in found:
                 with contextlib.suppress(FileNotFoundError):  # a program that compiles replaces files meanwhile
                     about = one.stat(follow_symlinks=False)
