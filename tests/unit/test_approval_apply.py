@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import pickle
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -178,6 +180,25 @@ def test_a_store_of_an_older_schema_holds_no_rulings_and_is_not_migrated(store: 
     downgrade_storage(store, "0002")
     assert apply_stored_approvals(DECISION, strict=True).decision == DECISION
     assert read_storage(store) is None
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_approvals_hold_before_the_store_is_migrated(store: str, pinned: bool) -> None:
+    """A program starts with a new version before anybody has opened the store to write."""
+    store_study(store)
+    rule(store, OTHER if pinned else PLAN, Standing.PINNED if pinned else Standing.REJECTED)
+    downgrade_storage(store, "0004")
+    fast = torchwise.apply(NET, DECISION, strict=True)
+    answers(fast)
+    assert fast.decision.plan == OTHER
+    with closing(sqlite3.connect(store)) as connection:
+        assert connection.execute("SELECT version_num FROM torchwise_schema").fetchall() == [("0004",)]
+
+
+def test_a_store_too_old_to_be_read_names_the_way_out(store: str, caplog: pytest.LogCaptureFixture) -> None:
+    rule(store, PLAN, Standing.REJECTED)
+    downgrade_storage(store, "0003")
+    as_it_is(caplog, "has schema '0003', but must have '0005' to be read: torchwise store info migrates it")
 
 
 def as_it_is(caplog: pytest.LogCaptureFixture, why: str, store: str | None = None) -> None:

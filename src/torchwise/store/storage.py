@@ -31,6 +31,9 @@ PROMPT_S = 3.0
 APPROVALS_SINCE = "0003"
 """The schema that introduced approvals."""
 
+READABLE_SINCE = "0004"
+"""The oldest schema whose approvals, studies and decisions are those of this version."""
+
 
 def open_storage(url: str | None = None, *, existing: bool = False) -> Storage:
     """Open the store at `url`, by default `default_url()`. Create or migrate it if needed.
@@ -57,13 +60,13 @@ def read_storage(url: str | None = None) -> Storage | None:
         url: as in `open_storage`.
 
     Raises:
-        StorageError: it does not exist, cannot be reached within `PROMPT_S`, or its schema is not this version's.
+        StorageError: it does not exist, cannot be reached within `PROMPT_S`, or its schema is newer or too old.
     """
     location = locate(url or default_url())
     check_exists(location)
     database = Database(location, prompt_s=PROMPT_S)
     revision = database.read(revision_of)
-    if revision == HEAD:
+    if revision is not None and READABLE_SINCE <= revision <= HEAD:
         return Storage(database)
     database.close()
     if revision is None or revision < APPROVALS_SINCE:
