@@ -44,7 +44,7 @@ def use_own_folder(worker: str) -> None:
     A trial would else wait until those of another process have compiled, while the cores idle.
     """
     folder = Path(tempfile.gettempdir(), f"torchwise-tests-{os.getuid()}", worker)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o711, parents=True, exist_ok=True)  # tests of rights enter it as another user
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
 
 

@@ -52,8 +52,9 @@ def test_info_says_what_is_in_it_and_whether_it_is_for_here(file: Path) -> None:
     assert artifact.info(file).sha256 in said
 
 
-def test_info_as_json_holds_manifest_and_decision(file: Path) -> None:
-    found = json.loads(ran("info", file, "--json"))
+def test_info_as_json_holds_manifest_and_decision(file: Path, tmp_path: Path) -> None:
+    ran("info", file, "--json", tmp_path / "info.json")
+    found = json.loads((tmp_path / "info.json").read_text())
     assert found["manifest"]["torchwise"] == "0.0.1"
     assert found["decision"]["schema"] == "torchwise.decision/1"
 

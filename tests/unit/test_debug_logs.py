@@ -103,5 +103,5 @@ def test_the_messages_of_a_worker_reach_standard_error(
         job = Job("inspect", WorkloadSpec(f"{file}:make"))
         ProcessLauncher().run(FullGraphJob(job), Limits(60, 2**33), lambda stage: None)
         said = capfd.readouterr().err
-        assert ("torchwise: output of torchwise.trial.full_graph:look_for_break" in said) is (value is not None)
+        assert ("torchwise: output of torchwise.trial.graph_breaks:look_for_break" in said) is (value is not None)
         assert (f"{file}:4" in said and "Graph break" in said) is (value is not None), said

@@ -150,8 +150,8 @@ def tune(
             objective "throughput" finds batch size and plan together, on the first example. `serve_batched` uses both.
         sizes: the sizes of inputs to come. "as-given" expects those of the examples. "varying" expects others, too: it
             verifies and times the plans at sizes made from the examples, and rules out plans of one size. The
-            dimensions that vary are those marked by `torch._dynamo.mark_dynamic`, or those in which examples differ, or
-            else all that the model takes at other sizes. "fixed" rules out dynamic shapes.
+            dimensions that vary are those that inputs are marked with for `torch.compile` (`mark_dynamic`), or those in
+            which examples differ, or else all that the model takes at other sizes. "fixed" rules out dynamic shapes.
         tolerance: with allow "substituted", what operators in place of the model's own may change: the relative error
             (root mean square) of each output, or the share of the metric that may be lost.
         metric: a function of quality, as "module:function" or "path/file.py:function". It takes the model, or a

@@ -1,7 +1,7 @@
 """Examples of other sizes than the given ones, for calls whose sizes vary.
 
 A plan for such calls is verified and timed at sizes that nobody gave. The dimensions that vary are known from marks
-(`torch._dynamo.mark_dynamic`), or from examples that differ. Otherwise it is tried: dimensions of one length change
+for `torch.compile` (`mark_dynamic`), or from examples that differ. Otherwise it is tried: dimensions of one length change
 together, such as those of a batch, and vary if the model takes them at other lengths.
 """
 
