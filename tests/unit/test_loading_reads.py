@@ -15,7 +15,7 @@ from test_study import GOOD, INDUCTOR, Table, request
 
 import torchwise
 from torchwise.environment import detect
-from torchwise.plan.workload_spec import WorkloadSpec
+from torchwise.plan.workload_spec import BatchDim, WorkloadSpec
 from torchwise.records.listener import Listener
 from torchwise.store import Storage, open_storage
 from torchwise.study import run_study
@@ -113,11 +113,20 @@ def test_another_target_folder_seed_or_environment_has_another_file(
 ) -> None:
     spec = WorkloadSpec("model.py:make")
     files = {reads_file(spec), reads_file(replace(spec, seed=1)), reads_file(replace(spec, target="model.py:other"))}
+    others = {"batch": BatchDim(0, 4), "sizes": "varying", "tolerance": 0.1, "device": "cuda", "mode": "training"}
+    for name, value in others.items():
+        files.add(reads_file(replace(spec, **{name: value})))
+    files.add(reads_file(replace(spec, tolerance=0.2)))
+    files.add(reads_file(replace(spec, tolerance=0.2, metric="score.py:accuracy")))
+    files.add(reads_file(replace(spec, objective="throughput", latency_limit=0.1)))
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "path", ["/elsewhere", *sys.path])
+        files.add(reads_file(spec))
     monkeypatch.setenv("MODEL_SIZE", "9")
     files.add(reads_file(spec))
     monkeypatch.chdir(folder.parent)
     files.add(reads_file(spec))
-    assert len(files) == 5
+    assert len(files) == 14
     monkeypatch.setenv("COLUMNS", "99")
     assert reads_file(spec) in files
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from torchwise.compile import compile_plan
+from torchwise.compile.backends.inductor import marked_dims
 from torchwise.errors import InputError, WorkloadError
 from torchwise.plan import EAGER, Plan, PlanSpace, Trait
 from torchwise.plan.choice import load_choices
@@ -128,6 +130,41 @@ def test_an_inspection_finds_them_and_workers_load_them() -> None:
     assert found.identity != inspect(field_job(), lambda _: None).identity, "another study"
 
 
+class Caching(torch.nn.Module):
+    """Keeps a mask of the size of its first call, as a table of positions often is kept."""
+
+    mask: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.mask is None:
+            self.mask = torch.ones(len(x), 1)
+        return x * self.mask
+
+
+def test_a_model_that_keeps_the_size_of_its_first_call_has_no_other(tmp_path: Path) -> None:
+    file = tmp_path / "caching.py"
+    file.write_text(
+        "from test_other_sizes import Caching, torch\ndef make():\n    return Caching(), (torch.ones(20, 3),)\n"
+    )
+    found = inspect(Job("inspect", WorkloadSpec(f"{file}:make", sizes="varying")), lambda _: None)
+    assert (found.varying, len(found.inputs)) == ((), 1)
+    assert any("sizes do not vary: none were found" in note for note in found.notes)
+
+
+def test_marks_reach_no_plan_for_one_size(tmp_path: Path) -> None:
+    file = tmp_path / "marking.py"
+    file.write_text(
+        "import torch\ndef make():\n    x = torch.ones(20, 3)\n    torch._dynamo.mark_dynamic(x, 0)\n"
+        "    return torch.nn.Linear(3, 3), (x,)\n"
+    )
+    fixed, varying = (WorkloadSpec(f"{file}:make", sizes=sizes) for sizes in ("as-given", "varying"))
+    assert not vars(load(Job("try", fixed)).examples[0].args[0])
+    found = inspect(Job("inspect", varying), lambda _: None).varying
+    assert [(one.path, one.dim) for one in found] == [("[0][0]", 0)]
+    later = load(Job("try", replace(varying, varying=found)))
+    assert not any(vars(example.args[0]) for example in later.examples)
+
+
 def test_fixed_sizes_rule_out_dynamic_shapes() -> None:
     assert Trait.SIZES_FIXED in inspect(field_job(sizes="fixed"), lambda _: None).traits
     dynamic = load_choices()["shapes", "dynamic"]
@@ -182,6 +219,17 @@ def test_one_compilation_serves_the_sizes_that_vary_and_keeps_the_others_constan
         compiled(x)
     assert vars(x) == before
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs + 1
+
+
+def test_threads_that_share_an_input_leave_no_mark_on_it() -> None:
+    x, varying = torch.ones(4), {"[0][0]": (0,)}
+    first, second = (marked_dims((x,), {}, varying) for _ in range(2))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert vars(x), "the other one still compiles"
+    second.__exit__(None, None, None)
+    assert not vars(x)
 
 
 def test_a_static_plan_is_no_option_where_sizes_vary() -> None:

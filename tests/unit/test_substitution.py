@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,6 +186,16 @@ def test_a_plan_is_judged_by_its_operators_and_the_rest_of_it_as_always(judge: J
     broken = judge(GELU, 0.05, Broken)
     assert (broken.outcome, broken.checks[-1].name) == (Outcome.FAIL, CheckName.VALUES)
     assert judge(EAGER, 0.05, Broken).outcome is Outcome.FAIL, "a tolerance is for other operators alone"
+
+
+def test_a_metric_that_was_corrected_judges_anew(tmp_path: Path) -> None:
+    file = tmp_path / "score.py"
+    spec = WorkloadSpec("a:b", tolerance=0.1, metric=f"{file}:accuracy")
+    identities = set()
+    for text in ("def accuracy(model): return 1", "def accuracy(model): return 2"):
+        file.write_text(text)
+        identities.add(Job("inspect", spec).identity_of("0" * 16))
+    assert len(identities) == 2
 
 
 def test_a_metric_is_loaded_by_its_place(judge: Judge, target: str) -> None:

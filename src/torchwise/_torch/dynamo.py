@@ -24,6 +24,8 @@ MAYBE_MARK_DYNAMIC = PrivateName("torch._dynamo", "maybe_mark_dynamic")
 """Marks dimensions whose sizes should be inputs of the code, without an error if the code needs one size."""
 DIM_MARKS = STRONG_MARKS, WEAK_MARKS = "_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices"
 """The attributes of a tensor that hold its marked dimensions."""
+MARKS = ("_dynamo_", "_has_dynamo_dim_marking")
+"""Beginnings of all attributes that marking gives a tensor."""
 COMPILE_FRAME = PrivateName("torch._dynamo.convert_frame", "_compile")
 """Traces one frame, and has its graphs compiled."""
 CONVERT_FRAME = PrivateName("torch._dynamo.convert_frame", "ConvertFrame.__call__")

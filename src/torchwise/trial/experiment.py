@@ -143,7 +143,7 @@ class Experiment:
         spec = self._job.workload
         assert spec.tolerance is not None, "without one no operators are replaced"
         metric = find_factory(spec.metric) if spec.metric else None
-        with kept_state(original):
+        with kept_state((original, workload.call)):
             checks = check_substitution(original, workload.call, workload.examples, spec.tolerance, metric)
             return Verdict(tuple(checks))
 

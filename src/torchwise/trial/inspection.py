@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from torchwise._torch.dispatch import TorchDispatchMode
+from torchwise._torch.dynamo import DIM_MARKS
 from torchwise.compile import is_plain
 from torchwise.compile.cuda_graphs.host_operators import reads_numbers, waits
 from torchwise.compile.cuda_graphs.recorded_graph import DEVICE
@@ -39,7 +41,8 @@ from torchwise.verify.leaves import unread_note
 from torchwise.verify.step_runner import StepRunner
 from torchwise.workload import Example, Workload, pytree
 from torchwise.workload.identity import describe_example, identity, structure
-from torchwise.workload.other_sizes import add_other_sizes, search_varying_dims
+from torchwise.workload.module_state import kept_state
+from torchwise.workload.other_sizes import add_other_sizes, search_varying_dims, strip_marks
 from torchwise.workload.structure_details import details_of
 
 SIGNIFICANT = 0.02
@@ -78,8 +81,8 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         reads.keep(job.reads, named)
     varying = job.workload.varying
     if job.workload.sizes == "varying" and not varying:
-        varying = search_varying_dims(workload, lambda example: _run_once(workload, example))
-        workload = add_other_sizes(workload, varying)
+        varying = _search_varying_dims(workload)
+        workload = add_other_sizes(strip_marks(workload), varying)
     clock = Clock(job.workload.device, each=job.workload.times_each_call)
     stage(WorkerStage.RUN_EAGER)
     instruments = Instruments(lambda: check_plainly(workload))
@@ -146,15 +149,39 @@ def _is_read_by_cpp(workload: Workload) -> bool:
     )
 
 
-def _run_once(workload: Workload, example: Example) -> None:
-    """Call the model on a copy of an example, and put back what the call changes."""
-    with torch.no_grad():
-        runner(workload.call, example, "inference", original=workload.call, restores=True)()
+def _search_varying_dims(workload: Workload) -> tuple[VaryingDim, ...]:
+    """Return the dimensions that vary, tried on a copy on the CPU: an index out of range would end a GPU's context."""
+    if all(t.device.type == "cpu" for example in workload.examples for t in example.tensors()):
+        return search_varying_dims(workload, lambda example: _run_after(workload.call, workload.examples[0], example))
+    try:
+        module = workload.module
+        call = workload.call if module is None else copy.deepcopy(module).to("cpu")
+    except Exception:  # a model that cannot be copied is not tried at other sizes
+        return ()
+    examples = tuple(example.map_tensors(_copy_to_cpu) for example in workload.examples)
+    return search_varying_dims(Workload(call, examples), lambda example: _run_after(call, examples[0], example))
+
+
+def _copy_to_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    copied = tensor.detach().cpu()
+    vars(copied).update({name: marks for name, marks in vars(tensor).items() if name in DIM_MARKS})
+    return copied
+
+
+def _run_after(call: Callable[..., Any], first: Example, example: Example) -> None:
+    """Call the model on its own example and then on another one, and put back what the calls change.
+
+    A model may keep something of the size of its first call, such as a mask, and then takes no other.
+    """
+    own = [each.clone() for each in (first, example)]
+    with torch.no_grad(), kept_state(call, [each.args for each in own], {}):
+        for each in own:
+            call(*each.args, **each.kwargs)
 
 
 def _describe_varying(varying: Sequence[VaryingDim]) -> str:
     if not varying:
-        return "no size of the inputs can vary: the model takes no others, or they share memory"
+        return "sizes do not vary: none were found that the model takes beside these, so that plans are for these alone"
     dims = [f"dimension {one.dim} of {one.path} ({' and '.join(map(str, one.lengths))})" for one in varying[:MAX_NAMED]]
     rest = ", …" if len(varying) > MAX_NAMED else ""
     return f"sizes vary, and plans are verified at other ones, too: {', '.join(dims)}{rest}"

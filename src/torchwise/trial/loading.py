@@ -19,7 +19,7 @@ from torchwise.trial.job import Job
 from torchwise.trial.pickling import methods_put_in, put_in
 from torchwise.workload import Workload, target
 from torchwise.workload.module_state import from_one_state, make_continuing_call
-from torchwise.workload.other_sizes import add_other_sizes
+from torchwise.workload.other_sizes import add_other_sizes, strip_marks
 from torchwise.workload.step_state import check_loss, loss_of
 from torchwise.workload.train_step import TrainStep
 from torchwise.workload.workload import Example, check_device, scale_batch
@@ -48,7 +48,9 @@ def load(job: Job) -> Workload:
     batch = job.batch or job.workload.batch
     if batch is not None:
         return scale_batch(workload, batch)
-    return add_other_sizes(workload, job.workload.varying)
+    spec = job.workload
+    is_searched = spec.sizes == "varying" and not spec.varying  # the inspection still reads the marks
+    return workload if is_searched else add_other_sizes(strip_marks(workload), spec.varying)
 
 
 class RepeatableStep(TrainStep):

@@ -28,7 +28,7 @@ from torchwise.parsing import parse_json
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.files import write_atomically
 
-FORMAT = 1
+FORMAT = 2
 OPAQUE = (
     *("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "os.startfile"),
     *("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "sqlite3.connect", "urllib.Request"),
@@ -48,8 +48,10 @@ def reads_file(workload: WorkloadSpec) -> Path:
     from platformdirs import user_cache_dir
 
     variables = sorted((name, value) for name, value in os.environ.items() if name not in VARYING)
-    spec = (workload.target, workload.device, workload.mode, workload.seed)
-    facts = (FORMAT, __version__, sys.version, sys.prefix, os.getcwd(), spec, variables)
+    # All of a request on which the identity depends, and all by which a study is another one.
+    spec = (workload.target, workload.device, workload.mode, workload.seed, workload.batch, workload.sizes)
+    rules = (workload.tolerance, workload.metric, workload.latency_limit is None)
+    facts = (FORMAT, __version__, sys.version, sys.prefix, os.getcwd(), tuple(sys.path), spec, rules, variables)
     digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
     return Path(user_cache_dir("torchwise"), "targets", f"{digest}.json")
 

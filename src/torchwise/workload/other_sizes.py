@@ -1,7 +1,7 @@
 """Examples of other sizes than the given ones, for calls whose sizes vary.
 
-A plan for such calls is verified and timed at sizes that nobody gave. The dimensions that vary are known from marks
-for `torch.compile` (`mark_dynamic`), or from examples that differ. Otherwise it is tried: dimensions of one length change
+A plan for such calls is verified and timed at sizes that nobody gave. The dimensions that vary are known from marks for
+`torch.compile` (`mark_dynamic`), or from examples that differ. Otherwise it is tried: dimensions of one length change
 together, such as those of a batch, and vary if the model takes them at other lengths.
 """
 
@@ -74,6 +74,14 @@ def add_other_sizes(workload: Workload, varying: Sequence[VaryingDim]) -> Worklo
         examples=extend(workload.examples),
         reseed=(lambda seed: extend(reseed(seed))) if reseed is not None else None,
     )
+
+
+def strip_marks(workload: Workload) -> Workload:
+    """Take the marks off the examples: plans for one size must not be compiled for several."""
+    for tensor in [tensor for example in workload.examples for tensor in example.tensors()]:
+        for marks in DIM_MARKS:
+            vars(tensor).pop(marks, None)
+    return workload
 
 
 def _list_tensors(example: Example) -> list[tuple[str, torch.Tensor]]:

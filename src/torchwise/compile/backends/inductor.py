@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import threading
 import weakref
@@ -32,6 +33,9 @@ from torchwise.workload.layouts import Overlap
 Varying = Mapping[str, tuple[int, ...]]
 """The dimensions of the inputs whose sizes vary, by the input's path."""
 NOTHING: Varying = MappingProxyType({})
+_MARKING = threading.Lock()
+_MARKED: dict[int, tuple[int, dict[str, Any]]] = {}
+"""By the identity of a marked tensor: the calls that hold its marks, and the attributes that it had before."""
 MAX_BYPASSES = 256
 """Maximum number of signatures that bypass Dynamo's guards. Each takes some 100 kB for 100 parameters."""
 
@@ -181,7 +185,7 @@ class Compiled:
         before = self._bypass.prepare_bypass(args, kwargs)
         with contextlib.ExitStack() as checks:
             if self._varying:
-                checks.enter_context(_marked_dims(args, kwargs, self._varying))
+                checks.enter_context(marked_dims(args, kwargs, self._varying))
             for changing in self._transforms:
                 checks.enter_context(changing.assert_applied())
             self._callback.expected = threading.get_ident()
@@ -204,25 +208,41 @@ class Compiled:
 
 
 @contextlib.contextmanager
-def _marked_dims(
+def marked_dims(
     args: tuple[Any, ...], kwargs: dict[str, Any], varying: Mapping[str, tuple[int, ...]]
 ) -> Iterator[None]:
     """Mark the dimensions that vary, for code that is compiled meanwhile. The marks that tensors had are put back."""
     mark = dynamo.MAYBE_MARK_DYNAMIC.get("dynamic shapes")
-    undo: list[Callable[[], object]] = []
+    marked: list[torch.Tensor] = []
     try:
         for path, leaf in pytree.list_named_leaves((args, kwargs)):
             dims = [dim for dim in varying.get(path, ()) if isinstance(leaf, torch.Tensor) and dim < leaf.dim()]
             if dims:
-                names, marks = set(vars(leaf)), set(getattr(leaf, dynamo.WEAK_MARKS, ()))
-                mark(leaf, dims)
-                if dynamo.WEAK_MARKS in names:
-                    undo.append(functools.partial(setattr, leaf, dynamo.WEAK_MARKS, marks))
-                undo += [functools.partial(vars(leaf).pop, name, None) for name in vars(leaf).keys() - names]
+                with _MARKING:
+                    own = {name: copy.copy(v) for name, v in vars(leaf).items() if name.startswith(dynamo.MARKS)}
+                    holders, before = _MARKED.get(id(leaf)) or (0, own)
+                    mark(leaf, dims)
+                    _MARKED[id(leaf)] = holders + 1, before
+                marked.append(leaf)
         yield
     finally:
-        for put_back in reversed(undo):  # one tensor may be in several places
-            put_back()
+        for tensor in marked:
+            _take_mark_off(tensor)
+
+
+def _take_mark_off(tensor: torch.Tensor) -> None:
+    """Put back the marks that a tensor had, unless another thread still compiles for it, or it is in several places."""
+    with _MARKING:
+        holders, before = _MARKED[id(tensor)]
+        if holders > 1:
+            _MARKED[id(tensor)] = holders - 1, before
+            return
+        del _MARKED[id(tensor)]
+        for name in [name for name in vars(tensor) if name.startswith(dynamo.MARKS)]:
+            if name in before:
+                setattr(tensor, name, before[name])
+            else:
+                delattr(tensor, name)
 
 
 @contextlib.contextmanager

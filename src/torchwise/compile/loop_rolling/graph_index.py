@@ -160,7 +160,8 @@ class _Replay(torch.fx.Interpreter):
             result = super().run_node(n)
         self.written[n] = watch.written
         # Sizes are numbers, or several of them.
-        are_numbers = all(isinstance(v, (*NUMBERS, int)) for v in (result if isinstance(result, tuple) else (result,)))
+        found = result if isinstance(result, tuple) else (result,)
+        are_numbers = bool(found) and all(isinstance(v, torch.SymInt) or type(v) is int for v in found)
         silent = n.op in COMPUTES and not watch.written and not pytree.tensors(result) and not are_numbers
         if silent and not (dispatch.sets_grad_mode(n.target) and torch.is_grad_enabled() == grad):
             raise _changes_what_follows(n)

@@ -55,7 +55,10 @@ class Program:
 
 
 def split_graph(index: GraphIndex, rolled: Sequence[Repetition]) -> list[Part]:
-    """Cut a graph into the repetitions of each stretch and the parts between. Only tensors may cross a cut."""
+    """Cut a graph into the repetitions of each stretch and the parts between.
+
+    Only tensors and sizes may cross a cut.
+    """
     found = list(_iter_parts(index, rolled))
     for part in found:
         for value in (*part.inputs, *part.outputs):

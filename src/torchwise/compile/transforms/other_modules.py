@@ -30,7 +30,7 @@ class _AsGroupNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalize (batch, channels, *sizes), or (channels, *sizes) without a batch."""
         norm: Any = self
-        batched = x if x.dim() != norm._get_no_batch_dim() else x.unsqueeze(0)
+        batched = x if x.dim() != _DIMS_WITHOUT_BATCH[type(self)] else x.unsqueeze(0)
         if math.prod(batched.shape[2:]) == 1 or batched.shape[1] != norm.num_features:
             forward: Callable[..., torch.Tensor] = type(self).__mro__[2].forward  # type: ignore[attr-defined]
             return forward(self, x)  # which refuses such an input in its own words
@@ -56,6 +56,7 @@ class _TanhGelu(nn.GELU):
         return functional.gelu(input, approximate="tanh")
 
 
+_DIMS_WITHOUT_BATCH: dict[type, int] = {_Norm1d: 2, _Norm2d: 3, _Norm3d: 4}
 _NORMS: dict[type[nn.Module], type[nn.Module]] = {
     nn.InstanceNorm1d: _Norm1d,
     nn.InstanceNorm2d: _Norm2d,

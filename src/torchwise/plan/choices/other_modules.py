@@ -26,6 +26,7 @@ register(
         Numerics.SUBSTITUTED,
         complexity=1,
         summary="GELU is approximated by tanh, which is off by up to 5e-4",
+        modes=("inference",),  # a tolerance is for outputs: no gradient is judged by it
         required_traits=(Trait.EXACT_GELU, Trait.TOLERANT),
         detectors=((Trait.EXACT_GELU, f"{WHERE}:has_exact_gelu"),),
         compile_factor=0.0,

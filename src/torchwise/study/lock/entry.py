@@ -38,7 +38,10 @@ SOFTWARE = ("python", "torch", "triton", "cuda", "driver")
 Key = tuple[str, str, str]
 Range = tuple[float, float, float]
 """Low, middle and high of an interval."""
-_REQUESTED = ("objective", "calls", "restarts", "seed", "memory_limit", "latency_limit", "batch")
+_REQUESTED = (
+    *("objective", "calls", "restarts", "seed", "memory_limit", "latency_limit", "batch"),
+    *("sizes", "tolerance", "metric", "varying"),
+)
 """Fields of a section that its request has as well."""
 _DECIDED = ("reason", "baseline_s", "saved_s", "cold_s", "warm_s", "error", "inputs", "identity", "structure")
 """Fields of a section that its decision has as well."""
@@ -131,6 +134,10 @@ class _Section:
     memory_limit: int | None = None
     latency_limit: float | None = None
     batch: dict[str, int] | None = None
+    sizes: str | None = None
+    tolerance: float | None = None
+    metric: str | None = None
+    varying: list[dict[str, Any]] | None = None
     speedup: Range | None = None
     plan_s: Range | None = None
     baseline_s: float
@@ -157,6 +164,8 @@ def section_of(entry: Entry) -> dict[str, Any]:
         **{name: getattr(decision.workload, name) for name in _REQUESTED},
         **{name: getattr(decision, name) for name in _DECIDED},
         "batch": decision.workload.batch and asdict(decision.workload.batch),
+        "sizes": None if decision.workload.sizes == "as-given" else decision.workload.sizes,
+        "varying": [{**asdict(dim), "lengths": list(dim.lengths)} for dim in decision.workload.varying] or None,
         "plan": plan,
         "verdict": entry.verdict,
         "numerics": numerics_of(decision.plan).value,
@@ -203,7 +212,7 @@ def entry_in(key: Key, data: Mapping[str, Any]) -> Entry:
 
 
 def _decision(key: Key, section: _Section, plan: Plan) -> Decision:
-    request = {name: getattr(section, name) for name in _REQUESTED}
+    request = {name: value for name in _REQUESTED if (value := getattr(section, name)) is not None}
     device = section.hardware.get("device")
     return Decision(
         plan=plan,
