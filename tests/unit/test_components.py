@@ -300,6 +300,14 @@ def test_a_mode_by_size_counts_the_parameters_of_each_part() -> None:
     assert [config.mode for _, _, config in find.asked] == ["default", "max-autotune", "default"]
 
 
+@pytest.mark.parametrize("mode", ["auto", {0: "default", 10: "max-autotune"}])
+def test_parameters_without_a_shape_so_far_are_not_counted(mode: Any) -> None:
+    find = Finder()
+    layers = CompileManager(find=find, mode=mode).register(torch.nn.Sequential(torch.nn.LazyLinear(9)))
+    assert layers(X).shape == (3, 9)
+    assert find.asked[0][2].mode == ("auto" if mode == "auto" else "default")
+
+
 def test_an_unverified_plan_is_used_at_once_and_says_so_everywhere(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,18 +24,20 @@ from torchwise.runtime.components.find import (
     Find,
     Found,
     apply_if_faster,
+    copy_example,
     decide_unverified,
+    needs_gradients,
     permits,
     read_background,
     search_in_background,
     tune_in_workers,
 )
-from torchwise.runtime.components.program import autocast_of, device_of, wrap_in_autocast
+from torchwise.runtime.components.program import autocast_of, count_parameters, device_of, wrap_in_autocast
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.monitored import ITSELF
 from torchwise.runtime.served import CLOSED, Served, swap
 from torchwise.runtime.statistics import Statistics, add_bounded
-from torchwise.workload import Example, pytree
+from torchwise.workload import Example
 
 logger = logging.getLogger("torchwise")
 
@@ -119,7 +121,7 @@ class Component:
         self.name = name
         self.changes = dict(changes or {})
         self.original = original
-        self.config = config.of_size(_count_parameters(original))
+        self.config = _choose_mode(config, original)
         self._find = find
         self._examples = tuple(examples)
         self.is_frozen = False
@@ -131,7 +133,7 @@ class Component:
 
     def configure(self, config: CompileConfig) -> None:
         """Change the settings. A plan of another mode, or one that they do not permit, is forgotten."""
-        config = config.of_size(_count_parameters(self.original))
+        config = _choose_mode(config, self.original)
         before, self.config = self.config, config
         found, is_other = self._found, (before.plans, before.verify) != (config.plans, config.verify)
         if is_other or (found is not None and not permits(config, found)):
@@ -278,7 +280,7 @@ class Component:
         try:
             if self._found is not None:  # another thread was faster
                 return self._plainly(BUSY, plain, args, kwargs)
-            given = self._examples or _copy_example(args, kwargs)  # copy before the call, which may write to its inputs
+            given = self._examples or copy_example(args, kwargs)  # copy before the call, which may write to its inputs
             result = self._plainly(FIRST, plain, args, kwargs)
             goes_on = self._seek(given, may_go_on=True)
             return result
@@ -325,7 +327,7 @@ class Component:
         """Return whether a plan must support gradients. If that is the program's doing, say so."""
         if self.config.training is not None:
             return self.config.training
-        trains = _needs_gradients(original, examples)
+        trains = needs_gradients(original, examples)
         if trains:
             logger.warning(
                 "torchwise: component %s is tuned for training, because gradients were enabled in its first call: "
@@ -368,23 +370,8 @@ class Component:
             ) from found.error
 
 
-def _count_parameters(original: Callable[..., Any]) -> int:
-    """Count the parameters of a module. A function has none."""
-    return sum(p.numel() for p in original.parameters()) if isinstance(original, torch.nn.Module) else 0
-
-
-def _copy_example(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Example, ...]:
-    try:
-        return (Example(args, kwargs).clone(),)
-    except Exception:  # an input may be of any kind; the search then says what is wrong with it
-        return (Example(args, kwargs),)
-
-
-def _needs_gradients(original: Callable[..., Any], examples: Sequence[Example]) -> bool:
-    """Return whether a call with such inputs needs gradients."""
-    tensors = pytree.tensors([(example.args, dict(example.kwargs)) for example in examples])
-    tensors += list(original.parameters()) if isinstance(original, torch.nn.Module) else []
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+def _choose_mode(config: CompileConfig, original: Callable[..., Any]) -> CompileConfig:
+    return config.of_size(count_parameters(original)) if isinstance(config.mode, Mapping) else config
 
 
 def _is_unusual() -> bool:

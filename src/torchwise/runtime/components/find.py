@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from torchwise import environment
 from torchwise.errors import TorchwiseError
 from torchwise.plan import Numerics
@@ -18,7 +20,7 @@ from torchwise.runtime.components.config import CompileConfig
 from torchwise.runtime.components.program import device_of
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.served import Served, served_of
-from torchwise.workload import Example
+from torchwise.workload import Example, pytree
 
 logger = logging.getLogger("torchwise")
 
@@ -57,6 +59,21 @@ class Found:
     def served(self) -> Served | None:
         """What answers behind `optimized`. A search in the background may put a better plan in its place."""
         return served_of(self.optimized)
+
+
+def copy_example(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Example, ...]:
+    """Copy a call's inputs as the example of a search."""
+    try:
+        return (Example(args, kwargs).clone(),)
+    except Exception:  # an input may be of any kind; the search then says what is wrong with it
+        return (Example(args, kwargs),)
+
+
+def needs_gradients(original: Callable[..., Any], examples: Sequence[Example]) -> bool:
+    """Return whether a call with such inputs needs gradients."""
+    tensors = pytree.tensors([(example.args, dict(example.kwargs)) for example in examples])
+    tensors += list(original.parameters()) if isinstance(original, torch.nn.Module) else []
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def permits(config: CompileConfig, found: Found) -> bool:

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from torchwise import environment
 from torchwise.compile.forward_entry import calls_forward_alone
@@ -42,6 +43,12 @@ def function_of(component: Component) -> Callable[..., Any]:
 
     IN_PLACE[call] = component
     return call
+
+
+def count_parameters(original: Callable[..., Any]) -> int:
+    """Count the parameters of a module, except those whose shapes its first call decides. A function has none."""
+    parameters = original.parameters() if isinstance(original, torch.nn.Module) else ()
+    return sum(parameter.numel() for parameter in parameters if not is_lazy(parameter))
 
 
 def place(module: torch.nn.Module, component: Component) -> None:
