@@ -51,6 +51,8 @@ def test_the_first_call_is_answered_as_written_and_later_ones_by_the_plan() -> N
     assert found.speedup is not None
     assert found.speedup.mid == 2.0
     assert found.search_s > 0
+    sent = found.snapshot()
+    assert (sent["verified"], sent["compile_s"]) == (True, found.compile_s)
     assert len(find.asked) == 1
 
 
@@ -248,6 +250,23 @@ def test_examples_stand_in_for_the_first_call() -> None:
     call = CompileManager(find=find).register(double, examples=[Example((X[:1],))])
     call(X)
     assert find.asked[0][1][0].args[0].shape == (1, 4)
+
+
+def test_a_known_decision_waits_for_no_search(caplog: pytest.LogCaptureFixture) -> None:
+    find = Finder()
+    one = component.Component("one", double, CompileConfig(training=False, progress=False), find)
+    other = component.Component("other", double, CompileConfig(), find)
+    with caplog.at_level(logging.INFO, "torchwise"), component._searching:  # another component's search
+        one.take(find(double, (Example((X,)),), one.config))
+        assert one.plan_name == str(THREADS)
+        waits = threading.Thread(target=other.seek, args=[(Example((X,)),)])
+        waits.start()
+        until = time.monotonic() + 10
+        while "component other waits until another component's search is over" not in caplog.text:
+            assert time.monotonic() < until
+        assert other.plan_name == str(EAGER)
+    waits.join(10)
+    assert other.plan_name == str(THREADS)
 
 
 def test_a_static_method_stays_one() -> None:

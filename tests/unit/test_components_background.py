@@ -24,6 +24,7 @@ from torchwise.runtime.background import tuning
 from torchwise.runtime.background.protocol import Message
 from torchwise.runtime.components import CompileManager, component
 from torchwise.runtime.components.config import VARIABLE
+from torchwise.runtime.components.statistics import ComponentStatistics
 
 X = torch.randn(4, 8)
 DONE = codec.to_json(Message("done", "the search is over"))
@@ -92,7 +93,7 @@ def test_the_original_answers_until_the_other_process_has_a_plan(search: Callabl
     go_on()
     wait_until(lambda: not component._searching.locked())
     found = one(X) is not None and manager.statistics()["one"]
-    assert isinstance(found, component.ComponentStatistics)
+    assert isinstance(found, ComponentStatistics)
     assert (found.plan, found.optimized) == (str(THREADS), 1)
     assert found.speedup is not None
     assert (found.speedup.mid, found.search_s > 0, found.counts.fallback_rate) == (3.0, True, 0)

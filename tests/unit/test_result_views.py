@@ -26,7 +26,7 @@ from torchwise.records.scale import BatchFit, SizeTried
 from torchwise.report.views import render_view
 from torchwise.runtime.api import Study
 from torchwise.runtime.bucketing.padding_check import VerifiedPadding
-from torchwise.runtime.components.component import ComponentStatistics
+from torchwise.runtime.components.statistics import ComponentStatistics
 from torchwise.runtime.program.tuning import OptimizedProgram, TunedProgram
 from torchwise.runtime.statistics import Counts, Statistics
 from torchwise.study.lock.check_results import Check

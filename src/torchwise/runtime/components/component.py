@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,8 +17,7 @@ from torchwise.alerts import alert
 from torchwise.environment import available_cpus
 from torchwise.errors import TorchwiseError
 from torchwise.plan import EAGER
-from torchwise.records import Interval
-from torchwise.records.shown import Shown
+from torchwise.records import Decision
 from torchwise.runtime.components.config import CompileConfig, is_disabled
 from torchwise.runtime.components.find import (
     Find,
@@ -33,6 +32,7 @@ from torchwise.runtime.components.find import (
     tune_in_workers,
 )
 from torchwise.runtime.components.program import autocast_of, count_parameters, device_of, wrap_in_autocast
+from torchwise.runtime.components.statistics import ComponentStatistics
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.monitored import ITSELF
 from torchwise.runtime.served import CLOSED, Served, swap
@@ -53,47 +53,6 @@ _searching = threading.Lock()
 """Allows one search at a time per process: two would disturb each other's timings. The original answers meanwhile."""
 _here = threading.local()
 """`within`: this thread is inside a component that runs by a plan. `first`: it is inside a component's first call."""
-
-
-@dataclass(frozen=True, slots=True)
-class ComponentStatistics(Shown):
-    """Statistics of a component, since it was registered or last cleared.
-
-    Attributes:
-        plan: the plan in use, or None if the original answers.
-        reason: why that plan, or none, is in use, in a sentence.
-        optimized: number of calls that the plan answered.
-        original: number of calls that the original answered, by reason.
-        sentences: the latest sentence for each of these reasons.
-        speedup: the decision's speed-up, whether its plan was kept or not, or None if there is none.
-        compile_s: seconds of the calls that compiled or captured the plan in this process.
-        search_s: seconds of search.
-        failures: number of failed searches and failed calls of the plan, by type of error.
-        verified: whether the plan in use was verified, or None if no plan is in use.
-        counts: all counts, as a module has them: latency, comparisons, compilations, and the share of fallbacks.
-    """
-
-    plan: str | None = None
-    reason: str = "no search has run yet"
-    optimized: int = 0
-    original: Mapping[FallbackReason, int] = field(default_factory=dict)
-    speedup: Interval | None = None
-    compile_s: float = 0.0
-    search_s: float = 0.0
-    failures: Mapping[str, int] = field(default_factory=dict)
-    sentences: Mapping[FallbackReason, str] = field(default_factory=dict)
-    verified: bool | None = None
-    counts: Statistics = field(default_factory=Statistics)
-
-    def __repr__(self) -> str:
-        calls = f"{self.optimized} calls by {self.plan or 'no plan'}, {sum(self.original.values())} as written"
-        return f"<ComponentStatistics: {calls}; {self.reason}>"
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the statistics as plain data, to be logged or sent."""
-        speedup = None if self.speedup is None else (self.speedup.low, self.speedup.mid, self.speedup.high)
-        own = {"plan": self.plan, "reason": self.reason, "speedup": speedup, "search_s": self.search_s}
-        return {**own, **self.counts.snapshot(), "failures": dict(self.failures)}
 
 
 class Component:
@@ -218,9 +177,23 @@ class Component:
         """
         if getattr(_here, "first", False):  # this thread would wait for itself, and its first call searches later
             return
-        with _searching:
+        if not _searching.acquire(blocking=False):
+            logger.info("torchwise: component %s waits until another component's search is over", self.name)
+            _searching.acquire()
+        try:
             if self._found is None and self._aside() is None and not self.is_frozen:
                 self._seek(self._examples or tuple(examples))
+        finally:
+            _searching.release()
+
+    def take(self, decision: Decision) -> None:
+        """Use the plan of a known decision, if it is fast enough. Nothing is searched, so no search is waited for.
+
+        Raises:
+            TorchwiseError: the config has no fallback, and the plan cannot be used.
+        """
+        if self._found is None and self._aside() is None and not self.is_frozen:
+            self._seek(self._examples, decision)
 
     @property
     def statistics(self) -> ComponentStatistics:
@@ -289,7 +262,9 @@ class Component:
             if not goes_on:
                 _searching.release()
 
-    def _seek(self, examples: tuple[Example, ...], *, may_go_on: bool = False) -> bool:
+    def _seek(
+        self, examples: tuple[Example, ...], decision: Decision | None = None, *, may_go_on: bool = False
+    ) -> bool:
         """Search, and return whether the search goes on in another process, which is to release `_searching`."""
         counts, asked, begun = self.counts, self.config, time.perf_counter()
         goes_on = False
@@ -299,12 +274,12 @@ class Component:
             goes_on = may_go_on and self._may_search_aside(config)
             find = self._find if config.verify else decide_unverified
             waits = "the original answers meanwhile" if goes_on else "the caller waits"
-            if config.verify:
+            if config.verify and decision is None:
                 logger.info("torchwise: searching for a plan for component %s; %s", self.name, waits)
             if goes_on:
                 found = search_in_background(original, examples, config, _searching.release)
             else:
-                found = apply_if_faster(original, find(original, examples, config), config)
+                found = apply_if_faster(original, decision or find(original, examples, config), config)
         except Exception as error:  # a failed search must not stop the program: log its error, keep it until clear()
             goes_on = False
             fallback = Fallback(FallbackReason.SEARCH_FAILED, f"{type(error).__name__}: {error}")

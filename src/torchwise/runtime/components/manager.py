@@ -18,7 +18,7 @@ import torch
 from torchwise.errors import InputError, TorchwiseError
 from torchwise.former_packages import warn_once
 from torchwise.runtime import unwrap
-from torchwise.runtime.components.component import Component, ComponentStatistics
+from torchwise.runtime.components.component import Component
 from torchwise.runtime.components.config import PROFILES, CompileConfig, list_modes
 from torchwise.runtime.components.find import Find, tune_in_workers
 from torchwise.runtime.components.program import (
@@ -30,6 +30,7 @@ from torchwise.runtime.components.program import (
     place,
     place_instances,
 )
+from torchwise.runtime.components.statistics import ComponentStatistics
 from torchwise.workload import Example
 
 logger = logging.getLogger("torchwise")

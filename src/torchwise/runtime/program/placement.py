@@ -102,7 +102,7 @@ def place_decision(
         original = copy_with_shared_dict(thing)
     config = config.changed(training=decision.workload.mode == "training")
     component = PlacedComponent(name, original, config, find=lambda *_: decision)
-    component.seek()
+    component.take(decision)
     if padded is not None:
         component.extend(lambda served: Buckets(served.original, [served.decision], padded))
     elif others is not None and others.plan.shapes == "dynamic":
