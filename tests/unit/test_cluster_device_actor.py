@@ -15,8 +15,9 @@ from torchwise.errors import BaselineError
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind
 from torchwise.study.cluster import device_actor as module
-from torchwise.study.cluster.device_actor import DeviceActor
+from torchwise.study.cluster.device_actor import DeviceActor, Order
 from torchwise.trial import Job, Limits
+from torchwise.trial.full_graph import FullGraphJob
 
 JOB = Job("try", WorkloadSpec("zoo:tutorial.fusion_demo"), cache_dir="/on/the/users/machine")
 
@@ -45,7 +46,7 @@ def seat(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceActor]:
     made.close()
 
 
-def run(seat: DeviceActor, launched: Launched, job: Job = JOB) -> list[tuple[str, Any]]:
+def run(seat: DeviceActor, launched: Launched, job: Order = JOB) -> list[tuple[str, Any]]:
     seat._launcher = launched  # type: ignore[assignment]
     seat.begin(job, Limits(60, 1))
     heard: list[tuple[str, Any]] = []
@@ -76,6 +77,17 @@ def test_a_warm_start_elsewhere_compiles_first_what_the_lost_node_had_compiled(s
     failure = Failure(FailureKind.DIED, "compile", "SIGSEGV")
     again = replace(JOB, task="warm", cache_dir="another candidate's")
     assert run(seat, Launched(failure), again)[-1] == ("answer", failure)
+
+
+def test_an_order_derived_from_a_job_has_the_caches_of_the_node_too(seat: DeviceActor) -> None:
+    launched = Launched("{}", "1.5")
+    for order in (FullGraphJob(JOB), FullGraphJob(replace(JOB, cache_dir=""))):
+        run(seat, launched, order)
+    mine, without = launched.jobs
+    assert isinstance(mine, FullGraphJob)
+    assert mine.job.cache_dir != JOB.cache_dir
+    assert Path(mine.job.cache_dir).is_dir()
+    assert without == FullGraphJob(replace(JOB, cache_dir=""))
 
 
 def test_what_the_users_own_fault_raises_comes_back(seat: DeviceActor) -> None:

@@ -15,11 +15,13 @@ from torchwise.errors import BaselineError, InputError, UnsupportedError
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind
 from torchwise.records.listener import Listener
+from torchwise.study.batch_search import SampleCheck
 from torchwise.study.cluster import choice
 from torchwise.study.cluster import launcher as module
 from torchwise.study.cluster.device_actor import ActorInfo
 from torchwise.study.cluster.launcher import RETRIES, RayLauncher, _select_portable, connect, devices_of
 from torchwise.trial import Job, Limits
+from torchwise.trial.full_graph import FullGraphJob
 
 HERE = Environment("cpu", "a", "Linux", "Xeon", 8, "3.11", "2.13")
 OTHER = replace(HERE, cpu="EPYC", hostname="b")
@@ -217,9 +219,18 @@ def test_one_study_a_gpu_and_one_a_processor(
     assert devices_of(ray, device) == {"cuda": 2, "cpu": 1}[device]
 
 
-def test_live_models_do_not_travel(held: Callable[..., RayLauncher]) -> None:
+@pytest.mark.parametrize("order", [Job, FullGraphJob, SampleCheck], ids=["job", "one graph", "samples"])
+def test_live_models_do_not_travel(held: Callable[..., RayLauncher], order: type[Any]) -> None:
+    live = replace(JOB, source="/tmp/model.pt")
     with pytest.raises(UnsupportedError, match="targets only"):
-        held(FakeRay({"a": HERE})).run(replace(JOB, source="/tmp/model.pt"), LIMITS, lambda stage: None)
+        held(FakeRay({"a": HERE})).run(live if order is Job else order(live), LIMITS, lambda stage: None)
+
+
+@pytest.mark.parametrize("order", [FullGraphJob(JOB), SampleCheck(JOB)], ids=["one graph", "samples"])
+def test_an_order_derived_from_a_job_travels_without_secrets(held: Callable[..., RayLauncher], order: Any) -> None:
+    ray = FakeRay({"a": HERE}, [[("answer", "{}")]])
+    assert held(ray).run(order, LIMITS, lambda stage: None) == "{}"
+    assert ray.jobs == [replace(order, job=replace(JOB, environment={"OMP_NUM_THREADS": "2"}))]
 
 
 def test_only_what_pytorch_reads_and_no_place_is_taken_along() -> None:

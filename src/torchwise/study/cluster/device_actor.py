@@ -9,14 +9,17 @@ import tempfile
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
 from torchwise import __version__, environment
 from torchwise.environment import Environment
 from torchwise.records import Failure
-from torchwise.trial import Job, Limits, ProcessLauncher
+from torchwise.trial import DerivedJob, Job, Limits, ProcessLauncher
+
+Order = Job | DerivedJob
+T = TypeVar("T", bound=Order)
 
 POLL_S = 5.0
 """Seconds after which an actor answers without new messages, so that only a lost actor is silent."""
@@ -39,6 +42,18 @@ class ActorInfo:
     node: str
     version: str
     environment: Environment
+
+
+def job_of(order: Order) -> Job:
+    """Return the job of an order: itself, or that of a derived one."""
+    return order.job if isinstance(order, DerivedJob) else order
+
+
+def change_job(order: T, **changes: Any) -> T:
+    """Return an order with changes to its job."""
+    if isinstance(order, DerivedJob):
+        changes = {"job": replace(order.job, **changes)}
+    return replace(order, **changes)  # type: ignore[type-var]  # every derived job is a dataclass
 
 
 class DeviceActor:
@@ -70,7 +85,7 @@ class DeviceActor:
 
         return ActorInfo(ray.get_runtime_context().get_node_id(), __version__, environment.detect(device))
 
-    def begin(self, job: Job, limits: Limits) -> None:
+    def begin(self, job: Order, limits: Limits) -> None:
         """Start a job, whose progress `poll` returns. The memory limit is that of this node."""
         own_limits = replace(limits, memory_bytes=Limits.from_free_memory(limits.time_s).memory_bytes)
         threading.Thread(target=self._run, args=(job, own_limits), daemon=True, name="torchwise-job").start()
@@ -92,24 +107,26 @@ class DeviceActor:
         if self._caches:
             self._caches.cleanup()
 
-    def _run(self, job: Job, limits: Limits) -> None:
+    def _run(self, job: Order, limits: Limits) -> None:
         try:
             self._messages.put(("answer", self._answer(job, limits)))
         except Exception as error:  # any error is raised again in the user's process
             self._messages.put(("error", error))
 
-    def _answer(self, job: Job, limits: Limits) -> str | Failure:
-        if not job.cache_dir:
+    def _answer(self, job: Order, limits: Limits) -> str | Failure:
+        if not (name := job_of(job).cache_dir):
             return self._launch(job, limits)
-        is_known = job.cache_dir == self._caches_of
-        job = replace(job, cache_dir=self._folder_of(job.cache_dir))
-        if job.task == "warm" and not is_known:  # another node had this plan's caches, and is gone
+        is_known = name == self._caches_of
+        job = change_job(job, cache_dir=self._folder_of(name))
+        if (
+            isinstance(job, Job) and job.task == "warm" and not is_known
+        ):  # another node had this plan's caches, and is gone
             first = self._launch(replace(job, task="try"), limits)
             if isinstance(first, Failure):
                 return first
         return self._launch(job, limits)
 
-    def _launch(self, job: Job, limits: Limits) -> str | Failure:
+    def _launch(self, job: Order, limits: Limits) -> str | Failure:
         return self._launcher.run(job, limits, lambda stage: self._messages.put(("stage", stage)))
 
     def _folder_of(self, name: str) -> str:

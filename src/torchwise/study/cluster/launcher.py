@@ -11,7 +11,6 @@ import logging
 import os
 import re
 import time
-from dataclasses import replace
 from typing import Any, Self
 
 from torchwise import __version__
@@ -21,8 +20,8 @@ from torchwise.installation import suggest_extra
 from torchwise.records import Failure, FailureKind, WorkerStage
 from torchwise.records.listener import Listener
 from torchwise.records.trial import WAITING
-from torchwise.study.cluster.device_actor import POLL_S, ActorInfo, DeviceActor
-from torchwise.trial import Job, Limits
+from torchwise.study.cluster.device_actor import POLL_S, ActorInfo, DeviceActor, Order, change_job, job_of
+from torchwise.trial import Limits
 from torchwise.trial.launcher import OnStage
 from torchwise.trial.worker import Assignment
 
@@ -88,11 +87,11 @@ class RayLauncher:
         Raises:
             UnsupportedError: no device of the same kind is left, and none came back in time.
         """
-        if not isinstance(job, Job) or job.source is not None:
+        if not isinstance(job, Order) or job_of(job).source is not None:
             raise UnsupportedError(
                 "a cluster tries targets only, such as package.module:factory or path/file.py:factory"
             )
-        job, reason = replace(job, environment=_select_portable(job.environment)), ""
+        job, reason = change_job(job, environment=_select_portable(job_of(job).environment)), ""
         for _ in range(1 + RETRIES):
             try:
                 if self._actor is None:
@@ -126,7 +125,7 @@ class RayLauncher:
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def _run_on_actor(self, job: Job, limits: Limits, on_stage: OnStage) -> str | Failure:
+    def _run_on_actor(self, job: Order, limits: Limits, on_stage: OnStage) -> str | Failure:
         self._get(self._actor.begin.remote(job, limits))
         while True:
             for kind, payload in self._get(self._actor.poll.remote()):
