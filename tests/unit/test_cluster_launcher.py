@@ -11,7 +11,7 @@ import pytest
 
 from torchwise import __version__
 from torchwise.environment import Environment
-from torchwise.errors import BaselineError, InputError, UnsupportedError
+from torchwise.errors import BaselineError, BudgetError, InputError, UnsupportedError
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Failure, FailureKind
 from torchwise.records.listener import Listener
@@ -174,6 +174,25 @@ def test_a_kind_that_does_not_come_back_ends_the_study_and_says_what_to_do(held:
     ray.scripts = [loses]
     with pytest.raises(UnsupportedError, match=r"no node like a .* the same command continues"):
         run(held(ray, patience_s=0.5))
+
+
+def test_a_job_waits_for_a_device_until_its_end_and_no_longer(held: Callable[..., RayLauncher]) -> None:
+    ray = FakeRay({"a": HERE})
+
+    def loses() -> list[tuple[str, Any]]:
+        ray.busy.add("a")
+        raise RayError("its actor died, and another study has the device")
+
+    ray.scripts = [loses]
+    answer = held(ray).run(JOB, replace(LIMITS, end_s=0.2), lambda stage: None)
+    assert isinstance(answer, Failure)
+    assert answer.kind is FailureKind.INTERFERED, "by which a budget knows that it ended a wait"
+    assert "for a device of the cluster" in answer.message
+
+
+def test_the_first_device_is_waited_for_as_long_as_the_budget_is(held: Callable[..., RayLauncher]) -> None:
+    with pytest.raises(BudgetError, match="the budget ended before a device of the cluster was free"):
+        held(FakeRay({"a": HERE}, busy={"a"}), wait_s=0.1)
 
 
 @pytest.mark.parametrize("error", [InputError("no such target"), BaselineError("it raises"), KeyboardInterrupt()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -165,12 +166,14 @@ def _search(
     from torchwise.study import run_study
     from torchwise.study.cluster import choice
 
+    budget = request.start_budget(lambda _stage: None)
+    wait_s = math.inf if budget.can_wait else budget.left_s
     kept = "; finished trials are saved, and the same command continues"
     with (
         interruptible(lambda: kept),
         open_storage(store) as storage,
         Progress() as progress,
-        choice.opened(launcher, device, address, progress) as (opened, here),
+        choice.opened(launcher, device, address, progress, wait_s) as (opened, here),
     ):
         study = run_study(request, storage, opened, progress, here)
         return study, storage.place if store else None

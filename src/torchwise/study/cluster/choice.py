@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterable, Iterator
 
@@ -35,13 +36,16 @@ def default_device(launcher: str, address: str | None) -> str:
 
 @contextlib.contextmanager
 def opened(
-    launcher: str, device: str, address: str | None, listener: Listener
+    launcher: str, device: str, address: str | None, listener: Listener, wait_s: float = math.inf
 ) -> Iterator[tuple[Launcher, Environment | None]]:
-    """Yield a launcher for a study on `device`, and the environment of its device, or None for this machine."""
+    """Yield a launcher for a study on `device`, and the environment of its device, or None for this machine.
+
+    `wait_s` are the seconds to wait while all devices of a cluster are in use.
+    """
     if launcher != "ray":
         yield ProcessLauncher(), None
         return
-    with RayLauncher(device, address, listener=listener) as ray_launcher:
+    with RayLauncher(device, address, listener=listener, wait_s=wait_s) as ray_launcher:
         yield ray_launcher, ray_launcher.environment
 
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import math
 import os
 import re
 import time
+from dataclasses import replace
 from typing import Any, Self
 
 from torchwise import __version__
 from torchwise.environment import Environment
-from torchwise.errors import InputError, UnsupportedError
+from torchwise.errors import BudgetError, InputError, UnsupportedError
 from torchwise.installation import suggest_extra
 from torchwise.records import Failure, FailureKind, WorkerStage
 from torchwise.records.listener import Listener
@@ -58,13 +60,16 @@ class RayLauncher:
         *,
         listener: Listener | None = None,
         patience_s: float = PATIENCE_S,
+        wait_s: float = math.inf,
     ) -> None:
         """Reserve a device.
 
         Args:
             patience_s: seconds to wait for a node of the same kind if none is left.
+            wait_s: seconds to wait while all devices are in use.
 
         Raises:
+            BudgetError: all of them are in use for so long.
             InputError: no cluster answers, or none of its nodes has such a device.
             UnsupportedError: Ray is missing here, or the node has another version of Torchwise.
         """
@@ -73,7 +78,8 @@ class RayLauncher:
         self._actor: Any = None
         self._stage = WorkerStage.START
         self._reference: Environment | None = None
-        self._reserve(Listener().stage)
+        if not self._reserve(Listener().stage, time.monotonic() + wait_s):
+            raise BudgetError("the budget ended before a device of the cluster was free. Give a larger budget")
 
     @property
     def environment(self) -> Environment:
@@ -92,11 +98,13 @@ class RayLauncher:
                 "a cluster tries targets only, such as package.module:factory or path/file.py:factory"
             )
         job, reason = change_job(job, environment=_select_portable(job_of(job).environment)), ""
+        end = time.monotonic() + limits.end_s
         for _ in range(1 + RETRIES):
             try:
-                if self._actor is None:
-                    self._reserve(on_stage)
-                return self._run_on_actor(job, limits, on_stage)
+                if self._actor is None and not self._reserve(on_stage, end):
+                    waited = f"waited {limits.end_s:.0f} s for a device of the cluster"
+                    return Failure(FailureKind.INTERFERED, WorkerStage.START, waited)
+                return self._run_on_actor(job, replace(limits, end_s=end - time.monotonic()), on_stage)
             except LostError as error:
                 reason = str(error)
                 self._listener.note(
@@ -137,12 +145,18 @@ class RayLauncher:
                 self._stage = WorkerStage(payload)
                 on_stage(payload)
 
-    def _reserve(self, on_stage: OnStage) -> None:
-        """Reserve a device with the fingerprint of the first one, and wait while all are in use."""
+    def _reserve(self, on_stage: OnStage, end: float) -> bool:
+        """Reserve a device with the fingerprint of the first one, and wait while all are in use.
+
+        Returns:
+            Whether there was one before `end`, a time by `time.monotonic`.
+        """
         unsuitable: set[str] = set()
         deadline = time.monotonic() + self._patience_s
         on_stage(WAITING)
         while self._actor is None:
+            if time.monotonic() >= end:
+                return False
             nodes = [node["NodeID"] for node in nodes_with(self._ray, self._device) if node["NodeID"] not in unsuitable]
             if nodes:
                 deadline = time.monotonic() + self._patience_s
@@ -154,11 +168,12 @@ class RayLauncher:
                 time.sleep(1)
             # Ray chooses a free node. Once some nodes are excluded, the others are requested by name.
             for node in nodes if unsuitable else [None] * bool(nodes):
-                if (info := self._request_device(node)) and self._matches_reference(info):
+                if (info := self._request_device(node, end)) and self._matches_reference(info):
                     break
                 unsuitable |= {info.node} if info else set()
                 self.close()
         on_stage(WorkerStage.START)
+        return True
 
     def _matches_reference(self, info: ActorInfo) -> bool:
         self._reference = self._reference or info.environment
@@ -171,8 +186,8 @@ class RayLauncher:
             f"{self._patience_s:.0f} s; finished trials are saved, and the same command continues"
         )
 
-    def _request_device(self, node: str | None) -> ActorInfo | None:
-        """Request a device of `node`, or of any node.
+    def _request_device(self, node: str | None, end: float) -> ActorInfo | None:
+        """Request a device of `node`, or of any node, until `end`.
 
         Returns:
             Its description, or None if it is in use or the node is gone.
@@ -185,8 +200,9 @@ class RayLauncher:
         self._actor = (
             self._ray.remote(DeviceActor).options(**options).remote(os.getcwd(), _select_portable(dict(os.environ)))
         )
+        wait_s = min(RESERVE_S, max(end - time.monotonic(), 0.0))
         try:
-            info: ActorInfo = self._get(self._actor.describe.remote(self._device), RESERVE_S)
+            info: ActorInfo = self._get(self._actor.describe.remote(self._device), wait_s)
         except LostError as error:
             self.close()
             message = str(error.__cause__)
