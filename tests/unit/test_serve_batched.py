@@ -315,6 +315,48 @@ def test_buckets_of_another_dimension_let_requests_of_unlike_sizes_share_a_batch
     assert seen == [(8, 4)]
 
 
+class MaskedMean(torch.nn.Module):
+    """Takes the mean over the sequence, of the positions of a mask if there is one."""
+
+    by = 1.0
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        if mask is None:
+            return self.by * x.mean(1)
+        return self.by * (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+
+
+def serve_masked_mean(plan: Plan) -> tuple[MaskedMean, Any]:
+    """Return a model, and itself with buckets of 4 and 8, verified with a mask."""
+    model = MaskedMean().eval()
+    x, mask = torch.randn(8, 8, 3), torch.ones(8, 8)
+    proof = verify_padding(model, (x, mask), padding=Padding({"x": 1, "mask": 1}), buckets=(4, 8))
+    shapes = itertools.product((1, 2, 8), (4, 8))
+    inputs = tuple(describe_example(Example((torch.randn(n, m, 3), torch.ones(n, m)))) for n, m in shapes)
+    return model, apply_buckets(model, replace(make_decision(model, plan, x, mask), inputs=inputs), proof)
+
+
+@pytest.mark.parametrize("plan", [Plan(threads=torch.get_num_threads() + 1), Plan()])
+def test_requests_that_padding_was_not_verified_for_are_not_padded(plan: Plan) -> None:
+    _, fast = serve_masked_mean(plan)
+    with serve(fast, max_batch=8, max_wait_ms=0, pad_to=()) as server:
+        assert server(torch.ones(1, 3, 3)).tolist() == [[1.0] * 3]
+        assert server(torch.ones(1, 3, 3), torch.ones(1, 3)).tolist() == [[1.0] * 3]
+    with serve(fast, max_batch=2, max_wait_ms=5_000, pad_to=()) as server:
+        futures = [server.submit(torch.full((1, n, 3), float(n)), torch.ones(1, n)) for n in (2, 3)]
+        assert [future.result(20)[0, 0].item() for future in futures] == [2.0, 3.0]
+    assert server.statistics.batches == 1
+
+
+def test_nothing_is_padded_once_the_model_has_changed() -> None:
+    model, fast = serve_masked_mean(Plan(threads=torch.get_num_threads() + 1))
+    with serve(fast, max_batch=2, max_wait_ms=5_000, pad_to=()) as server:
+        model.by = 3.0
+        futures = [server.submit(torch.full((1, n, 3), float(n)), torch.ones(1, n)) for n in (2, 3)]
+        assert [future.result(20)[0, 0].item() for future in futures] == [6.0, 9.0]
+    assert server.statistics.batches == 2
+
+
 def test_buckets_of_the_batch_pad_it_by_themselves() -> None:
     seen: list[tuple[int, ...]] = []
     with serve(serve_buckets(0, seen), max_batch=8, max_wait_ms=50) as server:

@@ -138,24 +138,37 @@ def list_trained_parts(model: Callable[..., Any]) -> tuple[int, ...]:
     return tuple(place for place, part in enumerate(parts) if getattr(part, "training", False))
 
 
-def find_preparation(fast: Callable[..., Any]) -> Callable[[Call], Prepared]:
-    """Return a function that pads a call to the bucket that fits it, and also returns what cuts the answer back."""
-    served = served_of(fast)
-    if not isinstance(served, Buckets) or pads_batch(served):
-        return lambda call: (call, lambda answer: answer)
-    padder, verified = Padder(served.original, served.verified.padding), served.verified
+class Preparation:
+    """Pads calls to the buckets of a plan, if it has any, so that calls of one bucket share a batch.
 
-    def prepare(call: Call) -> Prepared:
+    Args:
+        fast: the model, with or without a plan.
+    """
+
+    def __init__(self, fast: Callable[..., Any]) -> None:
+        served = served_of(fast)
+        self._served = served if isinstance(served, Buckets) and not pads_batch(served) else None
+        if self._served is not None:
+            self._padder = Padder(self._served.original, self._served.verified.padding)
+
+    def pad(self, call: Call) -> Prepared:
+        """Pad a call to the bucket that fits it, and also return what cuts the answer back."""
+        as_it_came = call, lambda answer: answer
+        if self._served is None or self._served.find_unlike(*call) is not None:
+            return as_it_came
+        padder, verified = self._padder, self._served.verified
         try:
             size = padder.size_of(*call)
-        except InputError:  # such as without the input that carries the size: the plan lets the model answer it
-            return call, lambda answer: answer
+        except InputError:  # such as one input of another size: the plan lets the model answer it
+            return as_it_came
         bucket = next((bucket for bucket in verified.buckets if bucket >= size), size)
         if bucket == size or size < verified.padding.least:
-            return call, lambda answer: answer
+            return as_it_came
         return padder.pad(*call, bucket - size), lambda answer: padder.cut(answer, size, bucket)
 
-    return prepare
+    def refuses(self, call: Call) -> bool:
+        """Return whether no padded call may run now, as the model changed since padding was verified."""
+        return self._served is not None and self._served.find_unpaddable(*call) is not None
 
 
 def pads_batch(served: Served | None) -> bool:

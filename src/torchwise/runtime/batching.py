@@ -24,8 +24,8 @@ from torchwise.records.format import seconds
 from torchwise.runtime.batch_calls import (
     BatchQueue,
     JoinRules,
+    Preparation,
     Request,
-    find_preparation,
     inspect_call,
     list_verified_sizes,
     pads_batch,
@@ -58,7 +58,7 @@ class BatchServer:
     ) -> None:
         self.statistics = BatchStatistics()
         self._fast, self._pad_to, self._max_batch = fast, sorted(pad_to), max_batch
-        self._prepare, self._queue, self._rules = find_preparation(fast), queue, rules
+        self._preparation, self._queue, self._rules = Preparation(fast), queue, rules
         self._changed = threading.Condition()
         self._is_closed = False
         self._pid, self._threads = os.getpid(), torch.get_num_threads()
@@ -82,7 +82,7 @@ class BatchServer:
             InputError: the server is closed, or the request has no batch dimension or too many samples.
             QueueFullError: too many samples are waiting.
         """
-        call, finish = self._prepare(given := (args, kwargs))
+        call, finish = self._preparation.pad(given := (args, kwargs))
         size, group = inspect_call(call)
         if size > self._max_batch:
             raise InputError(f"the request has {size} samples, but must have at most {self._max_batch}: split it")
@@ -151,7 +151,9 @@ class BatchServer:
             return
         try:
             args, kwargs = call = merge_calls([request.call for request in batch], total - rows)
-            if (why := self._rules.find_dependence(call)) is not None:
+            is_padded = any(request.call is not request.given for request in batch)
+            why = "" if is_padded and self._preparation.refuses(call) else self._rules.find_dependence(call)
+            if why is not None:
                 self._answer_apart(batch, call, why)
                 return
             answers = split_answer(self._call(args, kwargs), [request.size for request in batch], total)

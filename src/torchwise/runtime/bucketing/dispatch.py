@@ -20,7 +20,7 @@ from torchwise.runtime.bucketing.padding_check import VerifiedPadding
 from torchwise.runtime.call_guard import CallGuard
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason, read_fallback
 from torchwise.runtime.served import CLOSED, Recipe, Served
-from torchwise.runtime.statistics import Counts
+from torchwise.runtime.statistics import EAGER_DECISION, Counts
 from torchwise.workload import Example
 from torchwise.workload.identity import specify_inputs
 from torchwise.workload.module_state import kept_state
@@ -145,6 +145,15 @@ class Buckets(Served):
         except Exception as error:  # as in a call
             return Fallback(FallbackReason.PADDING_FAILED, type(error).__name__)
 
+    def find_unlike(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
+        """Return that arguments, dtypes, ranks or values are of another kind than padding was verified for, or None."""
+        return None if specify_inputs(Example(args, kwargs)).strip_sizes() == self._form else UNLIKE
+
+    def find_unpaddable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
+        """Return why such a call must not be padded now, whoever answers it, or None if padding is verified for it."""
+        refusal = None if self._refusal is EAGER_DECISION else self._refusal
+        return refusal or self._find_unverified_state() or self.find_unlike(args, kwargs)
+
     def warm(self, bucket: int, calls: int) -> None:
         """Call a bucket's plan on the example, resized to the bucket. Do nothing if the original serves the bucket.
 
@@ -250,7 +259,7 @@ class Buckets(Served):
             statistics=statistics,
             answer_instead=answer_unpadded,
             find_change=lambda: None,  # the model was checked before the call came here
-            find_unlike=self._find_unlike,
+            find_unlike=self.find_unlike,
         )
 
     def _call_route(self, route: Dispatcher, call: Call | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -260,10 +269,6 @@ class Buckets(Served):
             return route(*args, **kwargs)
         finally:
             self._unpadded.call = outer
-
-    def _find_unlike(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
-        """Return that arguments, dtypes, ranks or values are of another kind than padding was verified for, or None."""
-        return None if specify_inputs(Example(args, kwargs)).strip_sizes() == self._form else UNLIKE
 
     def _find_unverified_state(self) -> Fallback | None:
         """Return why padding is not verified for the current state of the process and the model, or None."""
