@@ -251,3 +251,48 @@ def test_a_model_that_the_search_has_verified_is_not_verified_again() -> None:
     with torchwise.serve_batched(fast, max_wait_ms=200) as server:
         ask_together(server, [torch.randn(1, 4) for _ in range(3)])
     assert model.sizes == [3]
+
+
+class Centred(nn.Module):
+    """Scales, and subtracts the mean over the batch if that is asked for, or in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Dropout(0.0)
+
+    def forward(self, x: torch.Tensor, how: Any = None) -> torch.Tensor:
+        found = how.item() > 1 if isinstance(how, torch.Tensor) else getattr(how, "centre", how)
+        return x - x.mean(0) if found or self.part.training else 2 * x
+
+
+class Choice:
+    """Says whether to subtract the mean, by an attribute that its class does not tell."""
+
+    def __init__(self, *, centre: bool) -> None:
+        self.centre = centre
+
+
+@pytest.mark.parametrize("how", [True, torch.tensor(2), Choice(centre=True)])
+def test_what_the_search_did_not_run_is_verified(how: Any) -> None:
+    model = Centred().eval()
+    fast = torchwise.apply(model, decide(model, EAGER, (2,), limit_s=1.0))
+    calls = [torch.randn(1, 4) for _ in range(2)]
+    with torchwise.serve_batched(fast, max_wait_ms=200) as server:
+        ask_together(server, calls)
+        assert server.statistics.batches == 1, "the search has verified it"
+        plain = {torch.Tensor: torch.tensor(1), Choice: Choice(centre=False)}.get(type(how), False)
+        for other in (plain, how):
+            futures = [server.submit(x, how=other) for x in calls]
+            for future, x in zip(futures, calls, strict=True):
+                assert torch.equal(future.result(20), model(x, other))
+        assert server.statistics.batches == 4, "two calls, one by one"
+
+
+def test_a_part_in_training_is_verified_after_a_search() -> None:
+    model = Centred().eval()
+    fast = torchwise.apply(model, decide(model, EAGER, (2,), limit_s=1.0))
+    calls = [torch.randn(1, 4) for _ in range(2)]
+    with torchwise.serve_batched(fast, max_wait_ms=200) as server:
+        model.part.train()
+        for answer, x in zip(ask_together(server, calls), calls, strict=True):
+            assert torch.equal(answer, model(x))

@@ -7,7 +7,7 @@ such calls were verified not to depend on each other.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -191,16 +191,18 @@ class JoinRules:
 
     Args:
         model: the original model.
-        verified: whether all may, as that was verified before.
+        verified: the inputs that a search has verified with the model in evaluation mode, or None if all calls may
+            join.
     """
 
-    def __init__(self, model: Callable[..., Any], *, verified: bool) -> None:
-        self._model, self._verified = model, verified
-        self._found: dict[Hashable, bool] = {}
+    def __init__(self, model: Callable[..., Any], verified: Sequence[str] | None) -> None:
+        self._model, self._may_all_join = model, verified is None
+        lines = map(parse_inputs, verified or ())
+        self._found: dict[Hashable, bool] = {(line.strip_sizes(), (), ()): True for line in lines}
 
     def find_dependence(self, call: Call) -> str | None:
         """Return why the samples of calls like this may not share a batch, "" if that was said before, or None."""
-        if self._verified:
+        if self._may_all_join:
             return None
         form = self._form_of(call)
         if (known := self._found.get(form)) is not None:
@@ -218,8 +220,14 @@ class JoinRules:
         self._found.pop(self._form_of(call), None)
 
     def _form_of(self, call: Call) -> Hashable:
-        """Return the form of a call without its sizes, with the model's mode."""
-        return specify_inputs(Example(*call)).strip_sizes(), getattr(self._model, "training", None)
+        """Return the form of a call without its sizes, with the parts in training and what a line does not tell."""
+        more: list[Hashable] = []
+        for path, leaf in pytree.list_named_leaves(call):
+            if not isinstance(leaf, torch.Tensor) and type(leaf) not in pytree.PLAIN:
+                more.append((path, Same(leaf)))
+            elif isinstance(leaf, torch.Tensor) and leaf.dim() == 0:
+                more.append((path, leaf.item()))
+        return specify_inputs(Example(*call)).strip_sizes(), list_trained_parts(self._model), tuple(more)
 
     def _keep(self, form: Hashable, *, may_join: bool) -> None:
         if len(self._found) >= MAX_FORMS:

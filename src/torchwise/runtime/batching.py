@@ -225,9 +225,10 @@ def serve_batched(
     sizes of a bucket share a batch. Models run without gradients, in a thread that does not share the caller's
     autocast.
 
-    Samples share a batch only if they do not depend on each other. A search with `latency_limit` has verified that.
-    Otherwise the server does, by `example` at once, or by the first requests of each form. Requests that may not share
-    a batch run one by one. So do those of a batch that fails, so that an error reaches only its own request.
+    Samples share a batch only if they do not depend on each other. A search with `latency_limit` has verified that for
+    requests like its example. Otherwise the server does, by `example` at once, or by the first requests of each form.
+    Requests that may not share a batch run one by one. So do those of a batch that fails, so that an error reaches only
+    its own request.
 
     Args:
         fast: the model, best a result of `apply` or `optimize`.
@@ -260,7 +261,7 @@ def serve_batched(
     if verify and example is not None:
         given = example if isinstance(example, Example) else Example(as_args(example))
         verify_samples(unwrap(fast), given)
-    rules = JoinRules(unwrap(fast), verified=not verify or _was_found_for_batches(served))
+    rules = JoinRules(unwrap(fast), _list_verified_inputs(served) if verify else None)
     return BatchServer(fast, BatchQueue(max_batch, wait_s, max_waiting), max_batch, pad_to, rules)
 
 
@@ -303,8 +304,9 @@ def _list_padded_sizes(served: Served | None, sizes: tuple[int, ...], max_batch:
     return sizes
 
 
-def _was_found_for_batches(served: Served | None) -> bool:
-    """Return whether the search for a decision that still holds has verified samples not to depend on each other."""
+def _list_verified_inputs(served: Served | None) -> tuple[str, ...]:
+    """Return the inputs whose samples the search for a decision that still holds has verified to be independent."""
     if served is None or served.decision.workload.latency_limit is None:
-        return False
-    return served.refusal is None or served.refusal.reason is FallbackReason.EAGER_DECISION
+        return ()
+    holds = served.refusal is None or served.refusal.reason is FallbackReason.EAGER_DECISION
+    return served.decision.inputs if holds else ()
