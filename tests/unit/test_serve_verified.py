@@ -204,6 +204,14 @@ def decide(model: Callable[..., Any], plan: Plan, sizes: tuple[int, ...], limit_
 THREADS = Plan(threads=torch.get_num_threads() + 1)
 
 
+def test_a_search_may_find_batch_1() -> None:
+    model = nn.Linear(4, 2).eval()
+    with torchwise.serve_batched(torchwise.apply(model, decide(model, EAGER, (1,), limit_s=1.0))) as server:
+        assert server(torch.ones(1, 4)).shape == (1, 2)
+        with pytest.raises(InputError, match="the request has 2 samples, but must have at most 1"):
+            server(torch.ones(2, 4))
+
+
 @pytest.mark.parametrize(
     ("plan", "sizes", "max_batch", "expected"),
     [

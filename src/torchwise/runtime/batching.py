@@ -20,6 +20,7 @@ import torch
 from torchwise.alerts import OnceLog
 from torchwise.errors import InputError, QueueFullError, is_count, is_positive
 from torchwise.keywords import checked_keywords
+from torchwise.records import Decision
 from torchwise.records.format import seconds
 from torchwise.runtime.batch_calls import (
     BatchQueue,
@@ -249,7 +250,7 @@ def serve_batched(
     served = served_of(fast)
     decision = served.decision if served else None
     sizes = list_verified_sizes(decision) if decision else ()
-    max_batch = _check_max_batch(max_batch, sizes)
+    max_batch = _check_max_batch(max_batch, sizes, decision)
     if not is_count(max_waiting) or max_waiting < max_batch:
         raise InputError(f"max_waiting is {max_waiting!r}, but must be at least max_batch, which is {max_batch}")
     wait_s = _read_wait_s(max_wait_ms, decision.workload.latency_limit if decision else None)
@@ -265,10 +266,12 @@ def serve_batched(
     return BatchServer(fast, BatchQueue(max_batch, wait_s, max_waiting), max_batch, pad_to, rules)
 
 
-def _check_max_batch(max_batch: int | None, sizes: tuple[int, ...]) -> int:
+def _check_max_batch(max_batch: int | None, sizes: tuple[int, ...], decision: Decision | None) -> int:
     found = max_batch
     if found is None and sizes and sizes[-1] > 1:
         found = sizes[-1]
+    if found is None and decision is not None and decision.workload.batch is not None:
+        found = decision.workload.batch.size  # which a search may have found to be 1
     if found is None or not is_count(found):
         way_out = "" if found is not None else ", as fast has no plan that was tuned at a larger batch"
         raise InputError(f"max_batch is {found!r}, but must be a whole number of at least 1{way_out}")
