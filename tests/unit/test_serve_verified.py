@@ -144,6 +144,40 @@ def test_an_exit_in_a_batch_ends_no_server() -> None:
         assert server(torch.ones(2, 3)).shape == (2, 3)
 
 
+def test_an_exit_in_a_callback_ends_no_server_and_repeats_no_answer() -> None:
+    def leave(_: Any) -> None:
+        raise SystemExit(3)
+
+    model = Noted(AcrossBatch())
+    with torchwise.serve_batched(model, max_batch=3, max_wait_ms=5_000) as server:
+        futures = [server.submit(x) for x in make_rows(2)]
+        for future in futures:
+            future.add_done_callback(leave)
+        futures += [server.submit(x) for x in make_rows(1)]
+        for future in futures:
+            assert future.result(20).shape == (1, 3, 4)
+        assert server(torch.ones(3, 3, 4)).shape == (3, 3, 4)
+    assert (server.statistics.requests, server.statistics.split) == (4, 0)
+
+
+def test_a_server_without_its_thread_refuses_requests() -> None:
+    server = torchwise.serve_batched(lambda x: x, max_batch=2)
+    server.close()
+    server._is_closed = False  # as if the thread had ended by itself
+    with pytest.raises(InputError, match="the server is closed, but must be open: call serve_batched again"):
+        server.submit(torch.ones(1, 3))
+
+
+def test_a_lone_answer_is_not_overwritten_by_the_next_one() -> None:
+    model = nn.Linear(4, 2).eval()
+    memory = torch.zeros(1, 2)
+    fast = torchwise.apply(model, decide(model, THREADS, (1,)), borrow=True)
+    with torchwise.serve_batched(fast, max_batch=1) as server:
+        server._fast = lambda x: memory.copy_(x)  # as a captured plan does on a GPU
+        first, second = server(torch.full((1, 2), 1.0)), server(torch.full((1, 2), 2.0))
+    assert (first[0, 0].item(), second[0, 0].item()) == (1.0, 2.0)
+
+
 def test_a_call_in_the_servers_own_thread_is_refused() -> None:
     servers: list[BatchServer] = []
     with torchwise.serve_batched(lambda x: servers[0](x), max_batch=1) as server:

@@ -59,6 +59,7 @@ class BatchServer:
     ) -> None:
         self.statistics = BatchStatistics()
         self._fast, self._pad_to, self._max_batch = fast, sorted(pad_to), max_batch
+        self._borrows = getattr(served_of(fast), "borrow", False)
         self._preparation, self._queue, self._rules = Preparation(fast), queue, rules
         self._changed = threading.Condition()
         self._is_closed = False
@@ -90,7 +91,7 @@ class BatchServer:
         if self._pid != os.getpid():
             raise InputError("the server belongs to the process before the fork: call serve_batched in this one")
         with self._changed:
-            if self._is_closed:
+            if self._is_closed or not self._thread.is_alive():
                 raise InputError("the server is closed, but must be open: call serve_batched again")
             request = Request(given, call, size, group, time.monotonic(), finish)
             try:
@@ -154,17 +155,19 @@ class BatchServer:
             args, kwargs = call = merge_calls([request.call for request in batch], total - rows)
             is_padded = any(request.call is not request.given for request in batch)
             why = "" if is_padded and self._preparation.refuses(call) else self._rules.find_dependence(call)
-            if why is not None:
-                self._answer_apart(batch, call, why)
-                return
-            answers = split_answer(self._call(args, kwargs), [request.size for request in batch], total)
-            answers = [request.finish(answer) for request, answer in zip(batch, answers, strict=True)]
+            if why is None:
+                answers = split_answer(self._fast(*args, **kwargs), [request.size for request in batch], total)
+                answers = [request.finish(answer) for request, answer in zip(batch, answers, strict=True)]
+                _wait_for_devices(answers)
         except BaseException as error:  # of any kind: one request's must not be another's, nor padding's anybody's
             if _ONCE.admit(f"{type(error).__name__}: {error}"):
                 logger.warning("torchwise: a batch failed, so its requests run one by one", exc_info=error)
             self.statistics.split += 1
             for request in batch:
                 self._answer_alone(request)
+            return
+        if why is not None:
+            self._answer_apart(batch, call, why)
             return
         self.statistics.batches += 1
         self.statistics.padding += total - rows
@@ -184,28 +187,34 @@ class BatchServer:
     def _answer_alone(self, request: Request) -> None:
         """Answer a request as it came, by a call of its own."""
         self.statistics.batches += 1
+        args, kwargs = request.given
         try:
-            answer = self._call(*request.given)
+            answer = self._fast(*args, **kwargs)
+            if self._borrows:
+                answer = pytree.clone(answer)  # before the next call overwrites it
+            _wait_for_devices(answer)
         except BaseException as error:  # it belongs to this request, and the thread must go on
             self._finish(request, error=error)
         else:
             self._finish(request, answer)
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        answer = self._fast(*args, **kwargs)
-        for device in {tensor.device for tensor in pytree.tensors(answer) if tensor.is_cuda}:
-            torch.cuda.current_stream(device).synchronize()  # the next requests gather while the GPU works
-        return answer
-
     def _finish(self, request: Request, answer: Any = None, error: BaseException | None = None) -> None:
         self.statistics.requests += 1
         self.statistics.samples += request.size
         self.statistics.latencies_s.append(time.monotonic() - request.arrived_s)
-        if error is None:
-            request.future.set_result(answer)
-        else:
-            self.statistics.failures += 1
-            request.future.set_exception(error)
+        self.statistics.failures += error is not None
+        try:
+            if error is None:
+                request.future.set_result(answer)
+            else:
+                request.future.set_exception(error)
+        except BaseException as raised:  # a callback's, such as SystemExit, which must not end the thread
+            logger.warning("torchwise: a callback of a request failed", exc_info=raised)
+
+
+def _wait_for_devices(answer: Any) -> None:
+    for device in {tensor.device for tensor in pytree.tensors(answer) if tensor.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()  # the next requests gather while the GPU works
 
 
 @checked_keywords()
