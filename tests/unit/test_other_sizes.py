@@ -12,7 +12,7 @@ import torch
 
 from torchwise.compile import compile_plan
 from torchwise.compile.backends.inductor import marked_dims
-from torchwise.errors import InputError, WorkloadError
+from torchwise.errors import InputError, UnsupportedError, WorkloadError
 from torchwise.plan import EAGER, Plan, PlanSpace, Trait
 from torchwise.plan.choice import load_choices
 from torchwise.plan.workload_spec import TuneOptions, VaryingDim, WorkloadSpec
@@ -20,6 +20,7 @@ from torchwise.study.request import Request
 from torchwise.trial import Job
 from torchwise.trial.inspection import inspect
 from torchwise.trial.loading import load
+from torchwise.trial.settling import check_that_sizes_settle
 from torchwise.workload import Example, Workload
 from torchwise.workload.identity import describe_example
 from torchwise.workload.input_spec import find_varying_dims
@@ -230,6 +231,30 @@ def test_threads_that_share_an_input_leave_no_mark_on_it() -> None:
     assert vars(x), "the other one still compiles"
     second.__exit__(None, None, None)
     assert not vars(x)
+
+
+def compile_with(graphs: list[torch.fx.GraphModule], call: Callable[..., Any]) -> Callable[..., Any]:
+    def take(module: torch.fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
+        graphs.append(module)
+        return module.forward
+
+    torch._dynamo.reset()
+    return torch.compile(call, backend=take, dynamic=True)
+
+
+def test_a_plan_that_compiles_for_every_size_serves_not_all() -> None:
+    def by_rows(x: torch.Tensor) -> torch.Tensor:
+        for row in range(1, x.shape[0]):
+            x = x + row
+        return x
+
+    varying = (VaryingDim("[0][0]", 0, (6, 11)),)
+    workload = Workload(by_rows, (Example((torch.ones(8, 2),)),))
+    with pytest.raises(UnsupportedError, match="every size compiles again"):
+        check_that_sizes_settle(compile_with([], by_rows), workload, varying)
+    graphs: list[torch.fx.GraphModule] = []
+    check_that_sizes_settle(compile_with(graphs, torch.sin), replace(workload, call=torch.sin), varying)
+    assert len(graphs) == 1
 
 
 def test_a_static_plan_is_no_option_where_sizes_vary() -> None:

@@ -26,7 +26,7 @@ from torchwise.records.trial import NOTHING_COMPILED
 from torchwise.trial.error_origin import run_checks
 from torchwise.trial.harness import Calls, Harness
 from torchwise.trial.job import Attempt, Job, Restart
-from torchwise.trial.settling import check_that_state_settles, compile_for_other_values
+from torchwise.trial.settling import check_that_sizes_settle, check_that_state_settles, compile_for_other_values
 from torchwise.verify import StepSubject, Subject, verify, verify_step
 from torchwise.verify.observe import Observation, draws
 from torchwise.verify.spot_check import FirstAnswer, check_retained_outputs, very_first
@@ -367,6 +367,8 @@ class PlanExperiment(Experiment):
         workload = self.harness.workload
         if Trait.STATEFUL in self._job.traits:
             check_that_state_settles(self.call, workload, self._job.plan)
+        if Trait.SIZES_VARY in self._job.traits:
+            check_that_sizes_settle(self.call, workload, self._job.workload.varying)
         return compile_for_other_values(self.call, workload, self.harness.own_seconds) if self._may_break else 0.0
 
     def find_graph_break(self, measurement: Measurement) -> str:

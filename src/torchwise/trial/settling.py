@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchwise._torch.dynamo import count_compiled_graphs
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import Plan
+from torchwise.plan.workload_spec import VaryingDim
 from torchwise.verify.observe import further
 from torchwise.workload import Workload
 from torchwise.workload.module_state import kept_state
+from torchwise.workload.workload import resize_places
 
 SETTLED_AFTER = 5
 """Calls in a row, of which the last two must compile nothing: on the second, Dynamo makes varying values variable."""
+NEW_SIZES = 2
+"""Sizes that no example has at which a plan for all sizes is called. PyTorch may compile once more for the first."""
 MAX_NAMED = 3
 """Pieces of state that an error names."""
 
@@ -46,6 +51,28 @@ def check_that_state_settles(call: Callable[..., Any], workload: Workload, plan:
         )
     named = _list_few(changed) or "its inputs"
     raise UnsupportedError(f"every call compiles again, for each changes what the code depends on: {named}")
+
+
+def check_that_sizes_settle(call: Callable[..., Any], workload: Workload, varying: Sequence[VaryingDim]) -> None:
+    """Call a plan for all sizes at sizes that no example has.
+
+    Raises:
+        UnsupportedError: each compiles again, as the model runs other operators at each size.
+    """
+    compiled = [count_compiled_graphs()]
+    for more in range(1, NEW_SIZES + 1):
+        lengths = {(one.path, one.dim): max(one.lengths) + more for one in varying}
+        example = resize_places(workload.examples[0], lengths).clone()
+        try:
+            with kept_state(workload.call, example.args, example.kwargs):
+                call(*example.args, **example.kwargs)
+        except Exception:  # the model may not take this size, and other lengths were verified
+            return
+        compiled.append(count_compiled_graphs())
+    if all(later > before for before, later in itertools.pairwise(compiled)):
+        raise UnsupportedError(
+            "every size compiles again, as the operators that the model runs depend on it: no plan serves all sizes"
+        )
 
 
 def compile_for_other_values(
