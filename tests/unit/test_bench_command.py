@@ -218,6 +218,19 @@ def test_ctrl_c_keeps_and_shows_what_is_finished(loop: Loop, tmp_path: Path, cap
     assert f"interrupted; finished rows are saved, and --resume {tmp_path / 'a.json'} continues" in shown.err
 
 
+def test_ctrl_c_does_not_replace_a_complete_benchmark_in_the_store(loop: Loop, tmp_path: Path) -> None:
+    def interrupt(number: int) -> None:
+        raise KeyboardInterrupt
+
+    store = str(tmp_path / "store.db")
+    assert run(TARGET, "--store", store) == 0
+    loop.then = interrupt
+    assert run(TARGET, "--store", store) == 130
+    with open_storage(store) as storage:
+        (kept,) = storage.reports(ReportKind.BENCHMARK)
+        assert storage.get_report(ReportKind.BENCHMARK, kept.id) == a_benchmark()
+
+
 def test_ctrl_c_before_the_first_row_shows_nothing(loop: Loop, monkeypatch, capsys) -> None:
     def raise_interrupt(*arguments: Any) -> Benchmark:
         raise KeyboardInterrupt

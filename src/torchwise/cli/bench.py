@@ -179,7 +179,8 @@ def _run(
 ) -> None:
     """Run, store every row as soon as it is done, and show and write all rows, even after an interrupt.
 
-    `keep` saves the timed rows in the store. It is None if that is unwanted.
+    `keep` saves the timed rows of a run to its end in the store, where they replace those of an earlier one. It is
+    None if that is unwanted.
     """
     from torchwise.bench import run_benchmark
     from torchwise.errors import StorageError
@@ -201,7 +202,7 @@ def _run(
         raise
     if done:
         _show(done, request, files)
-    if done and keep and any(row.performance for row in done.rows):
+    if done and keep and not interrupted and any(row.performance for row in done.rows):
         keep(done)
     if interrupted:
         typer.echo(f"torchwise: interrupted; {_describe_interruption(done, files)}", err=True)
