@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from builders import a_study
 from torchwise.cli.common import resolve_plan
 from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.store import open_storage
 
 STUDY = a_study()
@@ -30,6 +32,27 @@ def test_all_names_of_a_decided_plan_mean_it(store: str, tmp_path: Path) -> None
     plan = STUDY.decision.plan
     for name in ("latest", "1", plan.id, plan.id[:6], plan.to_json(), str(tmp_path / "study.json")):
         assert resolve_plan(name, (TARGET,), store) == plan, name
+
+
+def test_latest_is_the_newest_decision_for_the_target(store: str) -> None:
+    assert STUDY.decision is not None
+    with open_storage(store) as storage:
+        for target, decided in (("my:model", 3), ("my:model", 99), ("my:other", None)):  # 99 is eager
+            mine = a_study(decided=decided, workload=WorkloadSpec(target, device="cuda"))
+            unlike = replace(mine.inspection, identity=f"{target} {decided}", structure=f"{target} {decided}")
+            storage.import_study(replace(mine, inspection=unlike))
+    assert resolve_plan("latest", (TARGET,), store) == STUDY.decision.plan, "although another was decided later"
+    assert resolve_plan("latest", ("my:model",), store) == EAGER, "the newer of two"
+    with pytest.raises(InputError, match="must be of my:other"):
+        resolve_plan("latest", ("my:other",), store)
+
+
+def test_latest_in_a_store_without_a_decision_says_so(tmp_path: Path) -> None:
+    url = str(tmp_path / "store.db")
+    with open_storage(url) as storage:
+        storage.import_study(a_study(decided=None))
+    with pytest.raises(InputError, match="has no decision yet"):
+        resolve_plan("latest", (TARGET,), url)
 
 
 def test_a_workload_of_the_zoo_without_a_size_is_that_of_the_default_size(store: str) -> None:

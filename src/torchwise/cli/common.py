@@ -164,6 +164,7 @@ def resolve_plan(name: str, targets: Sequence[str], store: str | None) -> Plan:
 
     Args:
         name: eager, a mode of `torch.compile`, a plan as JSON, the id of a decided plan or its beginning, or a study.
+            `latest` is the newest that was decided for one of the targets.
         targets: those that the plan is for. A plan that was decided for another target is refused.
         store: URL or file of the store, or None for the default one.
     """
@@ -176,7 +177,9 @@ def resolve_plan(name: str, targets: Sequence[str], store: str | None) -> Plan:
         return Plan(backend="inductor", mode=name)
     if name.lstrip().startswith("{"):
         return Plan.from_json(name)
-    if name == "latest" or name.endswith(".json") or (name.isdecimal() and len(name) < MIN_ID):
+    if name == "latest":
+        decisions = _read_decisions(store) or [find_decided(name, store)[1]]  # which says that there is none
+    elif name.endswith(".json") or (name.isdecimal() and len(name) < MIN_ID):
         decisions = [find_decided(name, store)[1]]
     elif len(name) >= MIN_ID and not set(name) - set("0123456789abcdef"):
         decisions = _find_decisions(name, store)
@@ -188,6 +191,7 @@ def resolve_plan(name: str, targets: Sequence[str], store: str | None) -> Plan:
         )
     named = set(map(_with_size, targets))  # `bench` names the size of a workload of the zoo, which others may leave out
     own = [decision for decision in decisions if _with_size(decision.workload.target) in named]
+    own = own[:1] if name == "latest" else own
     plans = list(dict.fromkeys(decision.plan for decision in own))
     if not plans:
         other = decisions[0].workload.target
@@ -207,11 +211,16 @@ def _with_size(target: str) -> str:
     return f"{target}@{DEFAULT_SIZE}" if target.startswith("zoo:") and "@" not in target else target
 
 
-def _find_decisions(plan_id: str, store: str | None) -> list[Decision]:
+def _read_decisions(store: str | None) -> list[Decision]:
+    """Read all decisions, newest first."""
     from torchwise.store import open_storage
 
     with open_storage(store, existing=True) as storage:
-        found = [decision for decision in storage.decisions() if decision.plan.id.startswith(plan_id)]
+        return storage.decisions()
+
+
+def _find_decisions(plan_id: str, store: str | None) -> list[Decision]:
+    found = [decision for decision in _read_decisions(store) if decision.plan.id.startswith(plan_id)]
     if not found:
         raise InputError(
             f"no decision in this store chose a plan with id {plan_id}: list them with `torchwise plans list`"
