@@ -132,6 +132,15 @@ def test_a_metric_of_the_user_decides_in_its_place() -> None:
     assert check(1e-3, lambda call: call.nothing).outcome is Outcome.NOT_COMPARABLE
 
 
+def test_what_a_metric_permits_is_an_error_that_later_comparisons_expect() -> None:
+    torch.manual_seed(0)
+    permitted = check(1e-3, quality)
+    torch.manual_seed(0)
+    assert permitted.error == check(1e-2).error
+    assert 1e-6 < (permitted.error or 0) < 1e-2
+    assert check(1e-3, lambda call: 1.0 if type(call[0]) is nn.GELU else 0.9).error is None
+
+
 # ---- a trial
 
 
