@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import io
 import logging
 import pickle
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -18,6 +21,7 @@ from torchwise.errors import InputError
 from torchwise.runtime.components import CompileManager, compiled, default_manager
 from torchwise.runtime.components.config import VARIABLE
 from torchwise.runtime.fallback_reason import FallbackReason
+from torchwise.runtime.monitored import ITSELF, find_monitored
 from torchwise.workload import Example
 
 X = torch.randn(3, 4)
@@ -271,6 +275,28 @@ def test_a_method_can_be_decorated(manager: CompileManager) -> None:
     assert torch.equal(holder.twice(X), X * 2)
     assert torch.equal(holder.twice(X), X * 2)
     assert next(iter(manager.statistics().values())).original[FallbackReason.FIRST_CALL] == 1
+
+
+def test_a_method_in_place_keeps_its_object_no_longer_than_the_program_does() -> None:
+    manager = CompileManager(find=lambda *question: Finder()(*question))  # which remembers no question
+
+    class Holder:
+        def __init__(self) -> None:
+            self.twice: Callable[..., Any] = manager.register(self.twice)  # type: ignore[has-type]
+
+        def twice(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    holder = Holder()
+    holder.twice(X)
+    assert find_monitored(holder.twice, "counts calls")[ITSELF] is next(iter(manager.components.values()))
+    with pytest.raises(InputError, match="did not make it"):
+        find_monitored(functools.wraps(holder.twice)(lambda x: x), "counts calls")
+    gone = weakref.ref(holder)
+    del holder
+    gc.collect()
+    assert gone() is None
+    assert manager.components == {}
 
 
 def test_a_manager_that_is_sent_elsewhere_is_switched_off_there(manager: CompileManager) -> None:

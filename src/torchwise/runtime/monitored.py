@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from torchwise.errors import InputError
 from torchwise.runtime.served import served_of
@@ -37,12 +38,34 @@ class Monitored(Protocol):
 
 
 IN_PLACE: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-"""The component of each module and function that stands in the place of an original.
+"""The component of each module that stands in the place of an original.
 
 It is no attribute of the module, as an attribute would get into copies, files and fingerprints.
 """
+BEHIND = "_torchwise_behind"
+"""The attribute of a function that stands in the place of an original."""
 LISTS = "_list_monitored"
 """A method by which a class of several such objects lists them by name."""
+
+
+class Behind:
+    """The component behind a function, and behind no other: `functools.wraps` copies attributes to others.
+
+    It is kept by the function alone. Where the original is a method, the component reaches the function through the
+    method's object, so a table of components would keep all three for ever.
+    """
+
+    def __init__(self, function: Callable[..., Any] | None = None, component: Any = None) -> None:
+        self._function = ref(function) if function is not None else None
+        self._component = component
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle as empty: a copy of the function is no component of the program."""
+        return Behind, ()
+
+    def find(self, function: object) -> Any:
+        """Return the component, or None if it is another function."""
+        return self._component if self._function is not None and self._function() is function else None
 
 
 def find_monitored(thing: Any, predicate: str) -> Mapping[str, Monitored]:
@@ -70,6 +93,9 @@ def find_monitored(thing: Any, predicate: str) -> Mapping[str, Monitored]:
 
 
 def _find_in_place(thing: Any) -> Monitored | None:
+    if isinstance(thing, FunctionType):
+        behind = vars(thing).get(BEHIND)
+        return behind.find(thing) if isinstance(behind, Behind) else None
     try:
         found: Monitored | None = IN_PLACE.get(thing)
     except TypeError:  # it has no hash, or nothing can refer to it weakly

@@ -22,7 +22,7 @@ from torchwise import environment
 from torchwise.compile.forward_entry import calls_forward_alone
 from torchwise.errors import InputError
 from torchwise.runtime.components.config import CompileConfig
-from torchwise.runtime.monitored import IN_PLACE
+from torchwise.runtime.monitored import BEHIND, IN_PLACE, Behind
 
 if TYPE_CHECKING:
     from torchwise.runtime.components.component import Component
@@ -41,7 +41,7 @@ def function_of(component: Component) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return component.answer(original, args, kwargs)
 
-    IN_PLACE[call] = component
+    setattr(call, BEHIND, Behind(call, component))
     return call
 
 
