@@ -15,6 +15,7 @@ import pytest
 import torch
 from components_finders import THREADS, Finder
 
+import torchwise
 from live_decisions import make_decision
 from torchwise.alerts import heard
 from torchwise.errors import TorchwiseError
@@ -43,10 +44,11 @@ def search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Cal
     real, started = subprocess.Popen, []
     monkeypatch.setattr(tuning, "_import_compiler", lambda: None)
 
-    def begin(*lines: str) -> Callable[[], None]:
+    def begin(*lines: str, goes_on: bool = False) -> Callable[[], None]:
         go_on = tmp_path / str(len(started))
         started.append(go_on)
         said = "".join(f"print({line!r}, flush=True)\n" for line in lines)
+        said += "time.sleep(60)\n" if goes_on else ""
         end = "threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()\n"
         wait = f"import sys, time, os, threading\n{end}while not os.path.exists({str(go_on)!r}): time.sleep(0.01)\n"
         monkeypatch.setattr(
@@ -176,6 +178,40 @@ def test_what_is_closed_ends_its_search_and_stays_as_written(search: Callable[..
     wait_until(lambda: not component._searching.locked())
     call(X)
     assert manager.statistics()["it"].original == {FallbackReason.FIRST_CALL: 1, FallbackReason.CLOSED: 1}
+
+
+@torch.no_grad()
+def test_what_is_closed_gets_no_later_plan(search: Callable[..., Callable[[], None]]) -> None:
+    manager = CompileManager()
+    call = manager.register(double, "it")
+    search(promote(double), goes_on=True)()
+    call(X)
+    wait_until(lambda: call(X) is not None and manager.statistics()["it"].optimized > 0)
+    it = manager.components["it"]
+    assert it._found is not None
+    tuning = it._found.tuning
+    assert tuning.state == "searching"
+    it.close()
+    assert tuning.state == "stopped"
+    answered = manager.statistics()["it"].optimized
+    tuning._promote(codec.from_json(promote(double), Message))  # which was on its way
+    call(X)
+    assert manager.statistics()["it"].optimized == answered
+
+
+@torch.no_grad()
+def test_what_is_frozen_ends_its_search_and_searches_again_once_it_may(search: Callable[..., Any]) -> None:
+    manager = CompileManager()
+    call = manager.register(double, "it")
+    search(promote(double), DONE)
+    call(X)
+    torchwise.freeze(manager)
+    wait_until(lambda: not component._searching.locked())
+    call(X)
+    assert manager.statistics()["it"].original == {FallbackReason.FIRST_CALL: 1, FallbackReason.FROZEN: 1}
+    torchwise.unfreeze(manager)
+    search(promote(double), DONE)()
+    wait_until(lambda: call(X) is not None and manager.statistics()["it"].optimized > 0)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from torchwise.runtime.components.program import autocast_of, count_parameters, 
 from torchwise.runtime.components.statistics import ComponentStatistics
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.monitored import ITSELF
-from torchwise.runtime.served import CLOSED, Served, swap
+from torchwise.runtime.served import CLOSED, Served, served_of, swap
 from torchwise.runtime.statistics import Statistics, add_bounded
 from torchwise.workload import Example
 
@@ -129,11 +129,14 @@ class Component:
     def close(self) -> None:
         """Free the plan's memory, or end the search for one. The original answers from now on, until `clear`."""
         found = self._found
-        if found is not None and found.served is not None:
+        if found is None:
+            return
+        if found.tuning is not None:
+            found.tuning.stop()  # first, as it would put its next plan in the place of the closed one
+        if found.served is not None:
             found.served.close()
-        elif found is not None and found.waiting is not None:
+        elif found.waiting is not None:
             self._found = Found(None, str(CLOSED), CLOSED)
-            found.waiting.background.stop()
 
     @property
     def plan_name(self) -> str:
@@ -152,9 +155,14 @@ class Component:
         self.counts.unfreeze()
 
     def _set_frozen(self, frozen: bool) -> None:
-        self.is_frozen = frozen
-        if self._found is not None and self._found.served is not None:
-            self._found.served.set_frozen(frozen)
+        self.is_frozen, found = frozen, self._found
+        if found is not None and found.waiting is not None:
+            found = self._read_background(found)
+        if found is not None and found.served is not None:
+            found.served.set_frozen(frozen)
+        elif frozen and found is not None and (waiting := served_of(found.waiting)) is not None:
+            waiting.set_frozen(True)  # it may have a plan just now
+            self._found = None  # which ends its search
 
     def _list_monitored(self) -> dict[str, Component]:
         return {ITSELF: self}
