@@ -93,6 +93,25 @@ def test_independent_samples_pass(model: Callable[..., Any], args: tuple[Any, ..
     verify_samples(model, Example(args, kwargs), in_float64=False)
 
 
+@pytest.mark.parametrize("in_float64", [True, False])
+@pytest.mark.parametrize(
+    ("model", "own", "said"),
+    [
+        (lambda x, lengths: x.sum((1, 2)) / lengths.max(), torch.tensor([5]), "the output is off by"),
+        (lambda x, lengths: x[:, : int(lengths.max())], torch.tensor([5]), "the output has another shape"),
+        (lambda x, flag: x if bool(flag.any()) else -x, torch.tensor([False]), "the output is off by"),
+        (lambda x, _: (torch.arange(len(x)) == 3).long(), torch.tensor([5]), "differs in all elements of a sample"),
+    ],
+)
+def test_one_number_of_each_sample_is_changed_and_compared(
+    model: Callable[..., Any], own: torch.Tensor, said: str, in_float64: bool
+) -> None:
+    with pytest.raises(InputError, match=said):
+        verify_samples(model, Example((X, own)), in_float64=in_float64)
+    verify_samples(lambda x, own: x * own.view(-1, 1, 1), Example((X, own)), in_float64=in_float64)
+    verify_samples(lambda x, own: (x, own[:, None] > 3), Example((X, own)), in_float64=in_float64)
+
+
 @pytest.mark.parametrize(
     ("model", "x", "said"),
     [

@@ -113,7 +113,14 @@ def _make_batch(model: Callable[..., Any], example: Example) -> Example:
         InputError: the model accepts none, or the samples are alike.
     """
     plain, error = resize_example(example, 0, SAMPLES), None
-    for draw in (lambda t: _scale(_shuffle(t)), _shuffle, lambda t: _shuffle(t) if is_rounded(t) else t, lambda t: t):
+    draws: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+        lambda t: _lower(_scale(_shuffle(t))),
+        lambda t: _scale(_shuffle(t)),
+        _shuffle,
+        lambda t: _shuffle(t) if is_rounded(t) else t,
+        lambda t: t,
+    )
+    for draw in draws:
         try:
             batch = plain.map_tensors(draw)
             _call(model, batch)
@@ -146,6 +153,16 @@ def _scale(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     factors = torch.linspace(1.0, 0.5, len(tensor), device=tensor.device).to(tensor.dtype)
     return tensor * factors.view(-1, *[1] * (tensor.dim() - 1))
+
+
+def _lower(tensor: torch.Tensor) -> torch.Tensor:
+    """Return one whole number for each sample, such as lengths, with each lower than the one before, but above 0."""
+    if tensor.dim() != 1 or is_rounded(tensor):
+        return tensor
+    places = torch.arange(len(tensor), device=tensor.device)
+    if tensor.dtype is torch.bool:
+        return tensor ^ (places % 2 > 0)
+    return torch.where(tensor > 0, (tensor - places).clamp(min=1), tensor).to(tensor.dtype)
 
 
 def _are_unlike(batch: Example) -> bool:
@@ -217,6 +234,9 @@ def _differs_from_parts(leaf: Any, parts: list[Any], *, precise: bool) -> str | 
             return "is finite nowhere, so it cannot be compared"
         if not torch.equal(finite, legible(joined).isfinite()):
             return "is finite in other elements"
+    is_exact = not is_rounded(leaf) and leaf.numel() and leaf.shape == joined.shape
+    if is_exact and bool((leaf != joined).reshape(len(leaf), -1).all(1).any()):
+        return "differs in all elements of a sample"
     if precise and not is_rounded(leaf):
         return None if pytree.equal(leaf, joined) else "differs"
     return differs(leaf, joined, FLOAT64_ERROR if precise else 0.0)
