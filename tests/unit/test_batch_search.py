@@ -218,6 +218,25 @@ def test_if_the_larger_batch_disappoints_the_smaller_one_is_decided_last(storage
     assert storage.decisions(target="zoo:any")[0] == study.decision
 
 
+@pytest.mark.parametrize("fails", ["inspect", "try"])
+def test_if_the_larger_batch_raises_the_smaller_one_stays_decided(storage: Storage, fails: str) -> None:
+    class Broken(Server):
+        def run(self, job: Any, limits: Any, on_stage: Any) -> str | Failure:
+            if isinstance(job, Job) and job.task == fails:
+                is_fit = job.plan == INDUCTOR and job.baseline_s is None  # and no trial of a study
+                if is_fit if fails == "try" else job.workload.batch != BatchDim(0, 40):
+                    raise BaselineError("the model runs out of memory")
+            return super().run(job, limits, on_stage)
+
+    notes: list[str] = []
+    listener = Listener()
+    listener.note = notes.append  # type: ignore[method-assign]
+    workload = WorkloadSpec("zoo:any", objective="throughput", latency_limit=10.2e-3, calls=10**7)
+    study = run_study(Request(workload), storage, Broken(), listener)
+    assert batch_of(study) == (INDUCTOR, 40)
+    assert any(note == "the search ends with the batch sizes so far: the model runs out of memory" for note in notes)
+
+
 @pytest.mark.parametrize("budget_s", [None, 500.0])
 def test_waiting_for_others_counts_only_against_a_budget_of_the_user(storage: Storage, budget_s: float | None) -> None:
     server = Server()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torchwise.environment import Environment
-from torchwise.errors import BudgetError, InputError, UnsupportedError
+from torchwise.errors import BaselineError, BudgetError, InputError, UnsupportedError
 from torchwise.plan import EAGER, Plan, Trait
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import BatchDim
@@ -160,15 +160,16 @@ class _BatchSearch:
         while size not in studies and len(studies) < MAX_ROUNDS:
             try:
                 studies[size] = self._run(size)
-            except BudgetError:
+                decided = studies[size].decision
+                if (decided.plan if decided else EAGER) == plan or self._budget.is_spent:
+                    break
+                plan = decided.plan if decided else EAGER
+                size = self._fit(plan, size, studies[size].inspection.traits)
+            except (BudgetError, BaselineError, InputError) as error:
                 if not studies:
                     raise
+                self.listener.note(f"the search ends with the batch sizes so far: {error}")
                 break
-            decided = studies[size].decision
-            if (decided.plan if decided else EAGER) == plan or self._budget.is_spent:
-                break
-            plan = decided.plan if decided else EAGER
-            size = self._fit(plan, size, studies[size].inspection.traits)
         best, latest = max(studies.values(), key=_samples_per_s), [*studies.values()][-1]
         return best if best is latest else self._decide_again(best)
 
