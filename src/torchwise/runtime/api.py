@@ -170,7 +170,9 @@ def tune(
     Raises:
         InputError: an argument cannot be used, or the model cannot be sent to a worker.
         BaselineError: the model raises on its own inputs.
+        BudgetError: the budget ends before there is any result.
         GraphBreakError: with `fullgraph`, the graph breaks. The message has the file and the line.
+        UnsupportedError: with `fullgraph`, its worker could not say whether the graph breaks.
     """
     options = TuneOptions(
         calls=calls,
