@@ -14,7 +14,7 @@ from consistency import check_explanation
 from torchwise.diagnose import explain as explaining
 from torchwise.diagnose.evidence import CAPTURE, EXECUTION, GENERATION
 from torchwise.diagnose.explain import explain
-from torchwise.errors import BaselineError, PlanError, UnsupportedError
+from torchwise.errors import BaselineError, InputError, PlanError, UnsupportedError
 from torchwise.plan import EAGER
 from torchwise.records import Failure, FailureKind
 from torchwise.records.answer import Answer, Reliability
@@ -146,3 +146,8 @@ def test_a_budget_alone_ends_the_worker(budget: float | None, at_least: float) -
     with pytest.raises(UnsupportedError, match="not run"):
         explain(nn.Linear(2, 2), (torch.ones(1, 2),), budget=budget, launcher=launcher)
     assert at_least <= launcher.limits[0].time_s <= (budget or at_least)
+
+
+def test_a_budget_of_nothing_is_refused_with_the_way_to_measure_no_fix() -> None:
+    with pytest.raises(InputError, match=r"budget is 0 s, but must be above 0\. --no-fixes, or fixes=False"):
+        explain(nn.Linear(2, 2), (torch.ones(1, 2),), budget=0)

@@ -114,7 +114,7 @@ def explain(
     """
     begun = budget_start()
     if budget is not None and not is_positive(budget):
-        raise InputError(f"budget is {budget!r} s, but must be above 0")
+        raise InputError(f"budget is {budget!r} s, but must be above 0. --no-fixes, or fixes=False, measures no fix")
     if plan is not None:
         check_is_plan(plan)
     workload = read_workload(model, args, kwargs, examples)
