@@ -18,7 +18,7 @@ from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
 from torchwise.runtime.bucketing.bucketed import DYNAMIC
 from torchwise.runtime.program import StoredPlans, sizes, tuning
-from torchwise.runtime.program.tuning import TunedModule, TunedProgram
+from torchwise.runtime.program.tuned import TunedModule, TunedProgram
 
 NOT_VERIFIED = "inputs_not_verified"
 

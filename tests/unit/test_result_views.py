@@ -27,7 +27,7 @@ from torchwise.report.views import render_view
 from torchwise.runtime.api import Study
 from torchwise.runtime.bucketing.padding_check import VerifiedPadding
 from torchwise.runtime.components.statistics import ComponentStatistics
-from torchwise.runtime.program.tuning import OptimizedProgram, TunedProgram
+from torchwise.runtime.program.tuned import OptimizedProgram, TunedProgram
 from torchwise.runtime.statistics import Counts, Statistics
 from torchwise.study.lock.check_results import Check
 from torchwise.study.lock.file import Lock

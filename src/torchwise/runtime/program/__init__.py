@@ -10,7 +10,8 @@ from torchwise.former_packages import load_attributes
 if TYPE_CHECKING:
     from torchwise.runtime.program.recorder import CallRecorder
     from torchwise.runtime.program.stored import StoredPlans
-    from torchwise.runtime.program.tuning import OptimizedProgram, TunedProgram, optimize_program, tune_program
+    from torchwise.runtime.program.tuned import OptimizedProgram, TunedProgram
+    from torchwise.runtime.program.tuning import optimize_program, tune_program
 
 __all__ = ["CallRecorder", "OptimizedProgram", "StoredPlans", "TunedProgram", "optimize_program", "tune_program"]
 
@@ -18,9 +19,9 @@ __getattr__ = load_attributes(
     __name__,
     {
         "CallRecorder": "recorder",
-        "OptimizedProgram": "tuning",
+        "OptimizedProgram": "tuned",
         "StoredPlans": "stored",
-        "TunedProgram": "tuning",
+        "TunedProgram": "tuned",
         "optimize_program": "tuning",
         "tune_program": "tuning",
     },
