@@ -331,3 +331,30 @@ def test_a_module_in_two_places_is_one(searches: Searches) -> None:
     assert count_calls(fast.report.modules[0]) == (2, {})
     fast.restore()
     assert type(pipe.first) is Rows
+
+
+def test_padding_is_verified_for_each_of_the_blocks_that_share_a_plan(
+    searches: Searches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Sum(Rows):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x).sum(0)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(sizes, "PADS_ON", {"cpu"})
+    blocks = [Sum().eval() for _ in range(3)]
+    for block, bias in zip(blocks, (0.0, 0.0, 1.0), strict=True):
+        torch.nn.init.constant_(block.layer.bias, bias)  # what a row of zeros adds to the sum
+    alone = copy.deepcopy(blocks)
+
+    @torch.no_grad()
+    def program() -> None:
+        for count in range(3, 20):
+            for block in (*[blocks[0]] * 9, *blocks):  # so that it takes the most time
+                block(make(count))
+
+    report = tw.tune_program(program)
+    for block, one in zip(blocks, alone, strict=True):
+        check_answers(block, one, [4, 7])
+    modules = {id(module.calls.live): module for module in report.modules}
+    assert [modules[id(block)].component is not None for block in blocks] == [True, True, False]
+    assert "padding may change its answers" in modules[id(blocks[2])].record.notes[0]

@@ -58,6 +58,13 @@ class SizeMix:
     histogram: Mapping[int, float] | None = None
     note: str = ""
 
+    def pad_alike(self, workload: Callable[..., Any]) -> VerifiedPadding | None:
+        """Return the rule for padding if it is verified for a module with other weights, too, or None."""
+        rule = guess_padding(self.kinds)
+        if self.padded is None or rule is None:
+            return None
+        return try_padding(workload, find_longest(self.kinds, rule), rule, self.padded.buckets)
+
     @property
     def is_dynamic(self) -> bool:
         """Whether one plan with dynamic shapes answers all sizes."""
@@ -116,8 +123,7 @@ def choose_mix(calls: Calls, workload: Callable[..., Any], *, pads: bool) -> Siz
     histogram = {size: float(sum(kind.calls for kind in kinds)) for size, kinds in sorted(by_size.items())}
     choice = choose(histogram, verified=rule is not None, count=MAX_EXAMPLES)
     if choice.kind == "buckets" and rule is not None:
-        longest = max(alike, key=lambda kind: size_of(kind, rule))
-        padded = try_padding(workload, longest, rule, choice.sizes)
+        padded = try_padding(workload, find_longest(alike, rule), rule, choice.sizes)
         if padded is not None:
             return SizeMix(tuple(alike), count, choice, padded, histogram, note)
         choice = choose(histogram, verified=False, count=MAX_EXAMPLES)
@@ -178,6 +184,11 @@ def size_of(kind: Kind, rule: Padding | None = None) -> int:
         path = f"[0][{name}]" if isinstance(name, int) else f"[1][{name!r}]"
         return shapes[path][dims[0] if isinstance(dims, tuple) else dims]
     return max(sum(torch.Size(shape).numel() for shape in shapes.values()), 1)
+
+
+def find_longest(kinds: Sequence[Kind], rule: Padding) -> Kind:
+    """Return the kind of calls with the largest size that a rule would pad."""
+    return max(kinds, key=lambda kind: size_of(kind, rule))
 
 
 def shapes_of(kind: Kind) -> dict[str, tuple[int, ...]]:

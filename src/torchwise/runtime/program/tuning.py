@@ -208,8 +208,14 @@ def _tune(module: TunedModule, program: str, options: TuneKeywords, scale: float
     module.study, others, failure = searches.run_all(target_of(program, live), mix)
     decision = module.study.decision
     for one in (module, *module.alike):
-        if places and (thing := one.calls.live) is not None:
-            one.component = place_decision(thing, one.record.name, decision, config, others=others, padded=mix.padded)
+        thing, padded = one.calls.live, mix.padded
+        if padded is not None and one is not module and thing is not None:  # padding may do more with other weights
+            padded = mix.pad_alike(workload_of(thing, config))
+            if padded is None:
+                _note(one, f"it is like {module.record.name}, but runs as written: padding may change its answers")
+                continue
+        if places and thing is not None:
+            one.component = place_decision(thing, one.record.name, decision, config, others=others, padded=padded)
         one.record = replace(
             one.record,
             plan=str(decision.plan),
@@ -217,12 +223,12 @@ def _tune(module: TunedModule, program: str, options: TuneKeywords, scale: float
             answer=decision.answer,
             expected_calls=expected,
         )
+        if one is not module:
+            _note(one, f"it is like {module.record.name}, and has the same plan")
     module.record = replace(module.record, net_saving_s=decision.saved_s)
     reason = decision.reason if decision.plan.is_eager else ""
     for note in filter(None, (mix.note, mix.describe(decision, others, failure), reason)):
         _note(module, note)
-    for one in module.alike:
-        _note(one, f"it is like {module.record.name}, and has the same plan")
 
 
 class _Searches:
