@@ -79,7 +79,8 @@ def test_a_few_sizes_have_their_plan_and_all_others_a_second_one(searches: Searc
     (first, _), (second, _) = searches.asked
     assert (first.plans, first.workload.sizes) == (None, "as-given")
     assert second.plans == (replace(*DYNAMIC, threads=THREADS.threads),)
-    assert second.identity == first.identity, "the profile and the measurements are shared"
+    assert second.workload.sizes == "varying", "verified and timed at sizes that nobody gave"
+    assert second.workload.calls == first.workload.calls, "as many as of those that were recorded"
     assert second.workload.target == f"{first.workload.target}/other-sizes"
     check_answers(net, alone, [3, 7, 1, 20, 5])
     assert count_calls(report.modules[0]) == (5, {})

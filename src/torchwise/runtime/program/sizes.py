@@ -6,6 +6,7 @@ few if that is verified to change no answer. Otherwise one plan with dynamic sha
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections import Counter, defaultdict
@@ -49,10 +50,12 @@ class SizeMix:
         histogram: calls by size, for that rule.
         note: the kinds of calls that no plan is searched for, in words, or empty.
         calls: the number of calls that the plans are for.
+        others: the number of calls of other sizes, which a second plan would answer.
     """
 
     kinds: tuple[Kind, ...]
     calls: float
+    others: float = 0.0
     choice: Choice | None = None
     padded: VerifiedPadding | None = None
     histogram: Mapping[int, float] | None = None
@@ -113,9 +116,10 @@ def choose_mix(calls: Calls, workload: Callable[..., Any], *, pads: bool) -> Siz
         pads: whether padding may be chosen, if the device is one for it.
     """
     alike, note = select_alike(calls)
-    count = sum(map(calls.count_of, alike))
+    count = functools.partial(count_calls, calls)
     if not have_several_sizes(alike):
-        return SizeMix(tuple(alike[:MAX_EXAMPLES]), count, note=note)
+        tuned, rest = tuple(alike[:MAX_EXAMPLES]), alike[MAX_EXAMPLES:]
+        return SizeMix(tuned, count(tuned), note="; ".join(filter(None, (describe_rest(rest), note))))
     by_size: defaultdict[int, list[Kind]] = defaultdict(list)
     rule = guess_padding(alike) if pads and device_type_of(workload) in PADS_ON else None
     for kind in alike:
@@ -125,11 +129,30 @@ def choose_mix(calls: Calls, workload: Callable[..., Any], *, pads: bool) -> Siz
     if choice.kind == "buckets" and rule is not None:
         padded = try_padding(workload, find_longest(alike, rule), rule, choice.sizes)
         if padded is not None:
-            return SizeMix(tuple(alike), count, choice, padded, histogram, note)
+            return SizeMix(tuple(alike), count(alike), 0.0, choice, padded, histogram, note)
         choice = choose(histogram, verified=False, count=MAX_EXAMPLES)
     if choice.kind == "dynamic":
-        return SizeMix(select_representative(alike, by_size, choice.sizes), count, choice, note=note)
-    return SizeMix(tuple(alike[:MAX_EXAMPLES]), count, choice, note=note)
+        return SizeMix(select_representative(alike, by_size, choice.sizes), count(alike), 0.0, choice, note=note)
+    tuned = tuple([kind for kind in alike if size_of(kind, rule) in choice.sizes][:MAX_EXAMPLES])
+    keys = {kind.key for kind in tuned}
+    rest = [kind for kind in alike if kind.key not in keys]
+    return SizeMix(tuned, count(tuned), count(rest), choice, note=note)
+
+
+def count_calls(calls: Calls, kinds: Sequence[Kind]) -> float:
+    """Return the number of calls of some kinds. Calls of kinds beyond the limit of a recording are none of them."""
+    looked = sum(kind.calls for kind in calls.kinds.values())
+    return sum(map(calls.count_of, kinds)) * looked / max(looked + calls.unlike, 1)
+
+
+def describe_rest(kinds: Sequence[Kind]) -> str:
+    """Say which kinds of calls are too many to be tuned for, or nothing if there are none."""
+    if not kinds:
+        return ""
+    return (
+        f"{show.pluralize(len(kinds), 'further kind')} of calls run as written, such as {kinds[0].text}: "
+        f"at most {MAX_EXAMPLES} kinds are tuned for"
+    )
 
 
 def make_dynamic(plan: Plan) -> Plan:

@@ -42,6 +42,7 @@ FIRST_SHARE = 0.7
 """Share of a module's budget for the plan for its recorded sizes, if others may come. The rest is for theirs."""
 OF_ALL_SIZES = {"plans": DYNAMIC, "sizes": "varying"}
 """The options of a search for one plan that answers every size: it is verified at sizes that nobody gave."""
+NO_OTHERS = "no call had one"
 
 
 @checked_keywords(TuneKeywords)
@@ -112,8 +113,9 @@ def tune_recorded(
     modules = [TunedModule(calls, records[calls.name]) for calls in recorder.ranked()]
     chosen = select(group_alike(modules), recording)
     calls = options.get("calls", calls)
-    scale = 1.0 if calls is None or not chosen else calls / chosen[0].record.calls
-    scale *= options.get("restarts", 1) if calls is None else 1
+    scale = float(options.get("restarts", 1))  # of the calls of this run
+    if calls is not None and chosen:
+        scale = calls / sum(one.record.calls for one in (chosen[0], *chosen[0].alike))
     end = None if options.get("budget") is None else time.monotonic() + float(options["budget"] or 0)
     for number, module in enumerate(chosen):
         left_s = sum(one.seconds for one in chosen[number:])
@@ -122,7 +124,7 @@ def tune_recorded(
             _note(module, "the budget ended before it could be tuned")
             continue
         try:
-            _tune(module, program, {**options, "budget": budget}, scale, places=places)
+            _tune(module, program, {**options, "budget": budget}, scale, places=places, as_recorded=calls is None)
         except TorchwiseError as error:
             _note(module, f"not tuned: {error}")
         except Exception as error:  # a module may raise anything when it is described or copied: the others go on
@@ -196,16 +198,19 @@ def _contains(outer: Any, inner: Any) -> bool:
     return any(part is inner for part in outer.modules())
 
 
-def _tune(module: TunedModule, program: str, options: TuneKeywords, scale: float, *, places: bool) -> None:
+def _tune(
+    module: TunedModule, program: str, options: TuneKeywords, scale: float, *, places: bool, as_recorded: bool
+) -> None:
     calls = merge_calls([module.calls, *(one.calls for one in module.alike)])
     live, store = module.calls.live, options.get("store")
     config = config_of(live, select_alike(calls)[0][0].autocast, store)
     workload = workload_of(live, config)
     mix = choose_mix(calls, workload, pads=places)
     expected = max(round(scale * mix.calls), 1)
+    of_others = round(scale * mix.others) or (0 if as_recorded else expected)
     options = {**options, "calls": expected, "mode": mix.kinds[0].mode}
     searches = _Searches(workload, options, mix.list_examples(workload))
-    module.study, others, failure = searches.run_all(target_of(program, live), mix)
+    module.study, others, failure = searches.run_all(target_of(program, live), mix, of_others)
     decision = module.study.decision
     for one in (module, *module.alike):
         thing, padded = one.calls.live, mix.padded
@@ -239,8 +244,11 @@ class _Searches:
         budget = options.get("budget")
         self._end = None if budget is None else time.monotonic() + budget
 
-    def run_all(self, name: str, mix: SizeMix) -> tuple[Study, Decision | None, str]:
-        """Return the study for the sizes of a mix, the decision for all others, if there is one, and why not."""
+    def run_all(self, name: str, mix: SizeMix, of_others: int) -> tuple[Study, Decision | None, str]:
+        """Return the study for the sizes of a mix, the decision for all others, if there is one, and why not.
+
+        `of_others` is the expected number of calls of other sizes.
+        """
         may_be_dynamic = self._options.get("plans") is None and self._allowed is not Numerics.EXACT
         if mix.is_dynamic and may_be_dynamic:
             return self._run(name, **OF_ALL_SIZES), None, ""
@@ -249,10 +257,12 @@ class _Searches:
         study = self._run(name, **shared)
         if not mix.needs_others(study.decision) or not may_be_dynamic:
             return study, None, ""
+        if not of_others:
+            return study, None, NO_OTHERS
         left = {} if self._end is None else {"budget": max(self._end - time.monotonic(), MIN_BUDGET_S)}
-        try:  # the same study, whose profile and trials count
-            plans = [make_dynamic(study.decision.plan)]
-            return study, self._run(name + OTHER_SIZES, plans=plans, fresh=False, **left).decision, ""
+        changed = {"calls": of_others, "plans": [make_dynamic(study.decision.plan)], **left}
+        try:  # verified and timed at sizes that nobody gave
+            return study, self._run(name + OTHER_SIZES, **{**OF_ALL_SIZES, **changed}).decision, ""
         except TorchwiseError as error:  # the first plan holds all the same
             return study, None, f"{error}"
 
