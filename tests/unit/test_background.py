@@ -23,7 +23,7 @@ from builders import PASSED, a_measurement, a_study, a_trial
 from live_decisions import make_decision
 from torchwise import Alert
 from torchwise.compile.aot import Code
-from torchwise.errors import InputError
+from torchwise.errors import BudgetError, InputError
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Costs, Failure, FailureKind, Interval, Study, codec
@@ -556,6 +556,20 @@ def test_a_plan_must_reach_the_minimum_speedup(
     assert {news.kind for news in told} - {"searching", "stays"} == kinds
     if kinds == {"left"}:
         assert told[-1].text.endswith("and minimum_speedup is 3.5")
+        assert told[-1].parse_decision().plan == COMPILED
+
+
+def test_a_budget_that_ends_within_a_search_is_no_failure(
+    tmp_path: Path, searched: Searched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(request: Request, *rest: Any, **options: Any) -> Study:
+        if request.effort == "standard":
+            raise BudgetError("the budget of 90 s is spent before any plan was tried")
+        return searched(request, *rest, **options)
+
+    monkeypatch.setattr(search, "run_study", run_out)
+    told = carry_out(tmp_path, Workers({COMPILED: 3.0}))
+    assert [news.kind for news in told] == ["searching", "promoted", "searching", "left"]
 
 
 def test_what_was_decided_is_made_checked_and_promoted() -> None:

@@ -131,6 +131,21 @@ def test_a_search_without_a_plan_is_over_once_and_for_all(
 
 
 @torch.no_grad()
+def test_a_plan_that_is_not_fast_enough_counts_as_in_a_search_that_is_waited_for(search: Callable[..., Any]) -> None:
+    manager = CompileManager(minimum_speedup=4.0)
+    call = manager.register(double, "it")
+    slow = codec.from_json(promote(double), Message).decision
+    search(codec.to_json(Message("left", "minimum_speedup is 4", slow)), DONE)()
+    call(X)
+    wait_until(lambda: not component._searching.locked())
+    call(X)
+    found = manager.statistics()["it"]
+    assert found.original == {FallbackReason.FIRST_CALL: 1, FallbackReason.NOT_FAST_ENOUGH: 1}
+    assert found.speedup is not None
+    assert found.speedup.mid == 3.0
+
+
+@torch.no_grad()
 def test_without_fallback_a_failed_search_raises_in_a_later_call(search: Callable[..., Callable[[], None]]) -> None:
     call = CompileManager(fallback=False, background=True).register(double, "it")
     search(codec.to_json(Message("failed", "OSError: full")))()

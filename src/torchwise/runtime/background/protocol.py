@@ -56,7 +56,7 @@ class Message:
             rejected), "failed" or "done". A plan is left if it cannot be carried over, or is not verified or not
             faster.
         text: a sentence for the user.
-        decision: the promoted plan's decision, as JSON.
+        decision: the decision of the promoted plan, or of one below the minimum speed-up, as JSON.
         file: the file of its code, or "" for a plan that compiles nothing.
         checks: results of the checks of instruction sets (`torchwise._torch.cpu_isa_cache`).
     """
@@ -70,7 +70,7 @@ class Message:
     extra_calls: ExtraCalls = "none"
 
     def parse_decision(self) -> Decision:
-        """Return the promoted plan's decision."""
+        """Return the plan's decision."""
         return Decision.from_json(self.decision)
 
 

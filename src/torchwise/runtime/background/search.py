@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from torchwise.errors import BudgetError
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.rules import find_choices, iter_changes, merge_changes
@@ -84,7 +85,11 @@ def search(order: Order, folder: Path, launcher: Launcher, tell: Tell) -> None:
             begun=None,  # each search begins by itself
         )
         with open_storage(order.store) as storage, Caches(within=folder) as caches:
-            study = run_study(request, storage, launcher, Listener(), caches=caches)
+            try:
+                study = run_study(request, storage, launcher, Listener(), caches=caches)
+            except BudgetError as error:  # no failure: what answers goes on
+                tell(Message("left", str(error)))
+                return
             assert study.decision is not None
             decision, rules = (
                 apply_approvals(study.decision, storage).decision,
@@ -99,7 +104,8 @@ def search(order: Order, folder: Path, launcher: Launcher, tell: Tell) -> None:
             continue
         speedup = prepared.parse_decision().speedup
         if speedup is not None and speedup.low < order.minimum_speedup:
-            tell(Message("left", f"{prepared.text}, and minimum_speedup is {order.minimum_speedup}"))
+            text = f"{prepared.text}, and minimum_speedup is {order.minimum_speedup}"
+            tell(Message("left", text, prepared.decision))
             continue
         tell(prepared)
         best = speedup

@@ -123,6 +123,10 @@ def read_background(found: Found) -> Found:
     if kind == "failed":
         fallback = Fallback(FallbackReason.SEARCH_FAILED, text)
         return Found(None, str(fallback), fallback, error=TorchwiseError(text), seconds=seconds)
+    if kind == "left" and last is not None and last.decision:
+        decision = last.parse_decision()
+        too_slow = Fallback(FallbackReason.NOT_FAST_ENOUGH, f"{decision.speedup}")
+        return Found(None, text, too_slow, decision, seconds=seconds)
     reason = FallbackReason.EAGER_DECISION if kind == "stays" else FallbackReason.BACKGROUND_TUNING_ENDED
     return Found(None, text, Fallback(reason, text), seconds=seconds)
 
