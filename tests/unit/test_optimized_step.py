@@ -390,6 +390,17 @@ def test_ranks_that_try_a_plan_leave_the_batch_as_it_was() -> None:
     assert all(torch.equal(value, before[name]) for name, value in step.state_dict()["model"].items())
 
 
+def test_a_step_of_several_ranks_is_not_frozen_but_its_copies_are() -> None:
+    step = a_step(Doubling(4, 3))
+    fast = RankedStep(step, make_decision(step, FUSED, *batch()), None, None, 1.0)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="a training step of several ranks, which cannot be frozen"):
+        torchwise.freeze(fast)
+    assert not fast._dispatcher.is_frozen
+    other = copy.deepcopy(fast)
+    torchwise.freeze(other)
+    assert other._dispatcher.is_frozen
+
+
 # ---- plans that are not used at all
 
 

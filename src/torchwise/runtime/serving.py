@@ -56,7 +56,7 @@ def freeze(optimized: Any) -> None:
         optimized: a result of `apply`, `optimize` or `compiled`, a training step included, or a `CompileManager`.
 
     Raises:
-        InputError: `optimized` is nothing of that kind.
+        InputError: `optimized` is nothing of that kind, or a training step of several ranks.
         UnsupportedError: this version of torch does not report compilations.
     """
     _set_frozen(optimized, frozen=True)

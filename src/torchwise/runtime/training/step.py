@@ -12,6 +12,7 @@ from typing import Any, Unpack
 import torch
 
 from torchwise import environment
+from torchwise.errors import InputError
 from torchwise.keywords import checked_keywords
 from torchwise.plan.workload_spec import TuneKeywords
 from torchwise.records import Decision
@@ -124,6 +125,23 @@ def optimize(
     return apply(step, tune(step, args, patience=patience, **options), patience=patience, store=options.get("store"))
 
 
+class RankedDispatcher(StepDispatcher):
+    """Takes the steps of one rank by the plan that all ranks use."""
+
+    def freeze(self) -> None:
+        """Refuse, as a rank that takes a step as written, or fails, leaves the others waiting.
+
+        Raises:
+            InputError: its ranks train by one plan.
+        """
+        if self._is_ranked:
+            raise InputError(
+                "it is a training step of several ranks, which cannot be frozen: a rank cannot take a step as written "
+                "alone. Take a step on a batch of every shape before time counts"
+            )
+        super().freeze()
+
+
 class RankedStep(OptimizedStep):
     """A training step by a plan, on every rank or on none.
 
@@ -147,7 +165,7 @@ class RankedStep(OptimizedStep):
     def __init__(
         self, original: TrainStep, decision: Decision, refusal: Fallback | None, ranks: Ranks, patience: float
     ) -> None:
-        self._hold(StepDispatcher(original, decision, refusal, is_ranked=True))
+        self._hold(RankedDispatcher(original, decision, refusal, is_ranked=True))
         self._ranks: Ranks | None = ranks
         self._patience = patience
 
