@@ -26,14 +26,16 @@ import brief
 from brief import BRIEF
 from postgres_server import PostgresServer
 from torchwise.environment import detect
+from torchwise.errors import BudgetError
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import FailureKind, Trial, TrialState
 from torchwise.records.listener import Listener
 from torchwise.store import open_storage
-from torchwise.study.cluster.launcher import RETRIES, RayLauncher
+from torchwise.study.cluster.launcher import RESERVE_S, RETRIES, RayLauncher
 from torchwise.testing.launcher import LauncherContract
 from torchwise.trial import Job, Limits, ProcessSettings, try_plan
+from torchwise.trial.full_graph import require_full_graph
 
 TARGETS = Path(__file__).parent.parent / "targets" / "misbehaving.py"
 GOOD, BAD = Plan(threads=1), Plan(threads=3)
@@ -88,6 +90,16 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.1)
+
+
+def test_whether_a_model_is_one_graph_is_asked_on_the_cluster_and_a_full_one_ends_the_wait(cluster: Cluster) -> None:
+    demo = replace(job("nan"), workload=WorkloadSpec("zoo:tutorial.fusion_demo"))
+    with RayLauncher("cpu", cluster.address) as launcher, RayLauncher("cpu", cluster.address):
+        require_full_graph(launcher, demo, Limits(120, 0), lambda stage: None)
+        begun = time.monotonic()
+        with pytest.raises(BudgetError, match="before a device of the cluster was free"):
+            RayLauncher("cpu", cluster.address, wait_s=1.0)
+        assert time.monotonic() - begun < RESERVE_S
 
 
 def test_a_trial_goes_on_elsewhere_when_its_worker_and_then_its_node_is_killed(cluster: Cluster) -> None:
