@@ -188,8 +188,8 @@ class Storage:
 
         None means that the plan is finished, or that a living owner runs it, possibly this one. The trial gets the next
         free number. A dead owner's trial is taken over under its own number. So is `again`, a finished trial that was
-        stopped early, failed or was disturbed. Its results are discarded. It is not taken over if another process has
-        repeated it meanwhile.
+        stopped early, failed, was disturbed or lacks its warm start. Its results are discarded. It is not taken over if
+        another process has repeated it meanwhile.
         """
         return self._database.write(lambda c: claims.claim(c, study_id, plan, reason, owner, again=again))
 
