@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -12,11 +13,14 @@ import pytest
 import torch
 from torch import nn
 
+import torchwise
+from live_decisions import make_decision
 from torchwise.compile import compile_plan
 from torchwise.compile.transforms.own_kernels import has_modules
-from torchwise.errors import InputError, UnsupportedError
+from torchwise.errors import InputError, PlanError, UnsupportedError
 from torchwise.plan import CHOICES, EAGER, Choice, Plan, PlanSpace, register_kernel
-from torchwise.plan.choice import load_choices, load_code
+from torchwise.plan.choice import list_values, load_choices, load_code
+from torchwise.runtime import stale_because
 from torchwise.testing.transform import TransformContract
 from torchwise.workload import Example
 
@@ -49,12 +53,17 @@ def example() -> ModuleType:
     return load_example("own_kernel_example")
 
 
+def find_choice() -> Choice:
+    (found,) = [one for (field, value), one in CHOICES.items() if field == "transforms" and "rms_norm_k" in value]
+    return found
+
+
 class TestExample(TransformContract):
     """The operator of the example, with its stand-in for the CPU."""
 
     @pytest.fixture
     def choice(self, example: ModuleType) -> Choice:
-        return CHOICES["transforms", "rms_norm_kernel"]
+        return find_choice()
 
     @pytest.fixture
     def model(self, example: ModuleType) -> nn.Module:
@@ -113,7 +122,7 @@ def test_derived_classes_and_modules_with_a_forward_of_their_own_are_left_alone(
 
 
 def test_a_search_tries_it_early_for_models_that_have_the_module(example: ModuleType) -> None:
-    choice = CHOICES["transforms", "rms_norm_kernel"]
+    choice = find_choice()
     ((trait, detect),) = choice.detectors
     assert load_code(detect)(example.make()[0])
     assert not load_code(detect)(nn.Linear(2, 2))
@@ -155,3 +164,42 @@ def test_a_wrong_kernel_is_found_out(example: ModuleType) -> None:
         call = compile_plan(model, plan, example_, device="cpu", mode="inference").call
         subject = Subject(Workload(model, (example_,)), call, model)
         assert verify(subject, extra_draws=1, noise_budget_s=1.0).outcome is outcome
+
+
+def load_kernel(folder: Path, code: str) -> Choice:
+    """Register a kernel of a file with this code, as a process does that starts after the file was changed."""
+    file = folder / "kernels_of_mine.py"
+    file.write_text(f"def kernel(norm, x):\n    return {code}\n")
+    names: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    return register_kernel("mine", nn.Linear, names["kernel"], devices=("cpu",))
+
+
+def test_changed_code_is_another_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load_kernel(tmp_path, "norm.weight")
+    before = Plan(transforms=("mine",))
+    assert before == Plan(transforms=(first.value,))
+    assert str(before) == f"eager + {first.value}"
+    assert load_kernel(tmp_path, "norm.weight").value == first.value
+    changed = load_kernel(tmp_path, "norm.bias")
+    assert changed.value.partition("@")[0] == "mine"
+    assert Plan(transforms=("mine",)).transforms == (changed.value,) != before.transforms
+    with pytest.raises(PlanError, match=rf"transforms has '{first.value}', but there are .*{changed.value}"):
+        Plan.from_json(before.to_json())
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    assert register_kernel("mine", nn.Linear, "kernels_of_mine:kernel").value == changed.value
+    assert "kernels_of_mine" not in sys.modules, "its place is not imported, as that may load torch"
+
+
+def test_a_decision_for_the_former_code_is_stale(tmp_path: Path) -> None:
+    load_kernel(tmp_path, "torch.nn.functional.linear(x, norm.weight, norm.bias)")
+    model = nn.Linear(4, 4).eval()
+    decision = make_decision(model, Plan(transforms=("mine",)), X[:, :4])
+    assert stale_because(model, decision) is None
+    changed = load_kernel(tmp_path, "x * 0")
+    assert f"but there are {', '.join(list_values('transforms'))}" in str(stale_because(model, decision))
+    fast = torchwise.apply(model, decision)
+    assert torch.equal(fast(X[:, :4]), model(X[:, :4]))
+    assert fast.statistics.optimized == 0
+    assert stale_because(model, make_decision(model, Plan(transforms=(changed.value,)), X[:, :4])) is None

@@ -145,6 +145,9 @@ class Choice:
 ANY = "*"
 """A value that describes every value of a field that no other choice names. It is never proposed by itself."""
 
+DIGEST_MARK = "@"
+"""Separates the name of a kernel of the user's from the digest of its code, in the value of its choice."""
+
 CHOICES: dict[tuple[str, Any], Choice] = {}
 """Every registered choice, in the order of the files in `choices/`."""
 
@@ -172,6 +175,15 @@ def load_own_choices() -> None:
 
     for module in pkgutil.iter_modules(choices.__path__):
         importlib.import_module(f"{choices.__name__}.{module.name}")
+
+
+def complete_name(transform: str) -> str:
+    """Return the name of a rewrite, with the digest of its code if it is a kernel of the user's named without one."""
+    load_own_choices()
+    if ("transforms", transform) in CHOICES or DIGEST_MARK in transform:
+        return transform
+    of_kernels = (name for name in list_values("transforms") if name.partition(DIGEST_MARK)[0] == transform)
+    return next(of_kernels, transform)
 
 
 def list_values(field: str) -> tuple[Any, ...]:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import importlib.util
+import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torchwise.errors import InputError
-from torchwise.plan.choice import Choice, Code, Stage, load_code, register
+from torchwise.plan.choice import CHOICES, DIGEST_MARK, Choice, Code, Stage, load_code, register
 from torchwise.plan.numerics import Numerics
 
 REALIZATION = "torchwise.compile.transforms.own_kernels"
+DIGITS = 6
+"""Digits of the digest of a kernel's file in plans."""
 
 
 def register_kernel(
@@ -29,7 +35,8 @@ def register_kernel(
     are, and used only if it is right and faster.
 
     Args:
-        name: the name of the rewrite in plans, such as "fused_rms_norm".
+        name: the name of the rewrite, such as "fused_rms_norm". Plans have a digest of the kernel's file after it, so
+            that changed code is another choice, which is verified anew. A plan that you write may leave it out.
         module: the class whose instances the kernel replaces, or its place, such as "model.py:RMSNorm" or
             "package.module:RMSNorm". Derived classes are left alone.
         kernel: called as `kernel(module, *inputs)` in place of `forward`, or its place as "package.module:function".
@@ -52,7 +59,7 @@ def register_kernel(
     trait = f"kernels.{name}"
     choice = Choice(
         "transforms",
-        name,
+        f"{name}{DIGEST_MARK}{_digest_source(kernel)}",
         numerics,
         complexity=2,
         summary=summary or f"a kernel of your own computes every {called.rpartition(':')[2]}",
@@ -65,8 +72,35 @@ def register_kernel(
         stage=Stage.MODEL,
         detectors=((trait, functools.partial(_has, module)),),  # type: ignore[arg-type]
     )
+    for field, value in list(CHOICES):  # the code that this name had before
+        if field == "transforms" and value.partition(DIGEST_MARK)[0] == name:
+            del CHOICES[field, value]
     register(choice)
     return choice
+
+
+def _digest_source(kernel: Code) -> str:
+    """Return the first digits of a hash of the file with a kernel, or of its code if no file has it."""
+    source = b""
+    if isinstance(kernel, str):
+        file = _locate(kernel.partition(":")[0])
+    else:
+        function = inspect.unwrap(kernel.func if isinstance(kernel, functools.partial) else kernel)
+        code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+        file = code.co_filename if code else None
+        source = code.co_code + repr(code.co_consts).encode() if code else b""
+    if file and Path(file).is_file():
+        source = Path(file).read_bytes()
+    return hashlib.sha256(source).hexdigest()[:DIGITS]
+
+
+def _locate(module: str) -> str | None:
+    """Return the file of a module, which is not imported, or None."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # loading the kernel reports it
+        return None
+    return spec.origin if spec else None
 
 
 def _replace(name: str, module: type | str, kernel: Code, call: Callable[..., Any]) -> Any:

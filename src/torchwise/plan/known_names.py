@@ -27,14 +27,23 @@ def check_known(plan: Plan) -> None:
         raise PlanError(problem)
 
 
+def find_unknown_rewrite(plan: Plan) -> str | None:
+    """Return, in words, which rewrite of a stored plan is unknown here, or None.
+
+    No plug-in registers it, or it is a kernel of the user's whose code has changed since.
+    """
+    for name in plan.transforms:
+        if name not in (known := list_values("transforms")):
+            return _unknown("transforms", name, known)
+    return None
+
+
 def _problems(plan: Plan) -> Iterator[str]:
     backends = ("eager", *list_values("backend"))
     if plan.backend not in backends:
         yield _unknown("backend", plan.backend, backends)
-    transforms = list_values("transforms")
-    for name in plan.transforms:
-        if name not in transforms:
-            yield _unknown("transforms", name, transforms)
+    if unknown := find_unknown_rewrite(plan):
+        yield unknown
     if twice := next((name for name in plan.transforms if plan.transforms.count(name) > 1), None):
         yield f"transforms has {twice!r} twice, but a rewrite is made once"
     for name, number in (("threads", plan.threads), ("microbatches", plan.microbatches)):

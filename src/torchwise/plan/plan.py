@@ -12,7 +12,7 @@ from torchwise.errors import InputError, PlanError, did_you_mean
 from torchwise.former_names import renamed_fields, with_current_names
 from torchwise.keywords import checked_keywords
 from torchwise.parsing import brief, parse_json, short_repr
-from torchwise.plan.choice import Stage, load_choices
+from torchwise.plan.choice import Stage, complete_name, load_choices
 from torchwise.plan.known_names import check_known
 from torchwise.plan.rules import check, check_containers
 
@@ -65,7 +65,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_containers(self.transforms, self.options)
-        object.__setattr__(self, "transforms", tuple(self.transforms))
+        object.__setattr__(self, "transforms", tuple(map(complete_name, self.transforms)))
         object.__setattr__(self, "options", tuple(sorted((tuple(o) for o in self.options), key=lambda o: o[0])))
         check(self)
 

@@ -17,6 +17,7 @@ from torchwise.environment import Environment
 from torchwise.errors import BaselineError, StorageError, UnsupportedError
 from torchwise.plan import EAGER, Plan, Trait
 from torchwise.plan.effort import EFFORTS
+from torchwise.plan.known_names import find_unknown_rewrite
 from torchwise.plan.space import PlanSpace, numerics_of
 from torchwise.records import (
     Decision,
@@ -214,8 +215,8 @@ class _Loop:
         return self.request.trial_s + CALLS_PER_TRIAL * history.economics.baseline_s
 
     def _counts(self, plan: Plan) -> bool:
-        """Return whether a plan may be decided for: the user's list, if there is one, leaves out other stored plans."""
-        return self.request.plans is None or plan in self.request.plans
+        """Return whether a plan may be decided for: its code is known, and the user's list, if any, has it."""
+        return find_unknown_rewrite(plan) is None and (self.request.plans is None or plan in self.request.plans)
 
     def _others_at_work(self) -> bool:
         return any(trial.state is TrialState.RUNNING for trial in self.storage.get_study(self.study_id).trials)
@@ -391,7 +392,7 @@ class _Loop:
         return None
 
     def _is_open(self, plan: Plan) -> bool:
-        return self.request.allow.allows(numerics_of(plan))
+        return find_unknown_rewrite(plan) is None and self.request.allow.allows(numerics_of(plan))
 
 
 def _seconds_per_call(trial: Trial) -> float | None:
