@@ -141,6 +141,7 @@ def test_a_search_tries_it_early_for_models_that_have_the_module(example: Module
         (("norm", nn.Linear(1, 1), abs), "module is Linear"),
         (("norm", nn.Linear, "kernel"), "kernel is 'kernel', but must be a function, or its place"),
         (("norm", nn.Linear, 3), "kernel is 3"),
+        (("isolate_rnn", nn.LSTM, abs), "name is 'isolate_rnn', which is another rewrite's: choose another name"),
     ],
 )
 def test_what_is_no_kernel_is_refused(given: tuple[Any, ...], said: str) -> None:

@@ -144,3 +144,32 @@ def test_a_plug_in_that_fails_is_named_before_anything_runs(site: Path, named: s
     assert done.returncode == 2, done.stdout
     assert said in done.stderr
     assert "it must list Python files, modules, or functions as module:function" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("from torchwise.plan import register_kernel as k; k('isolate_rnn', 'a:B', 'a:c')", "is another rewrite's"),
+        ("raise SystemExit(7)", "fails (SystemExit: 7)"),
+    ],
+)
+def test_a_plug_in_takes_no_name_of_torchwise_and_does_not_end_the_command(
+    tmp_path: Path, code: str, said: str
+) -> None:
+    (tmp_path / "mine.py").write_text(code)
+    done = run(tmp_path, "--version", TORCHWISE_PLUGINS="mine.py")
+    assert done.returncode == 2, done.stdout
+    assert said in done.stderr
+
+
+def test_an_interruption_while_a_plug_in_loads_ends_as_any_other(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("raise KeyboardInterrupt")
+    done = run(tmp_path, "--version", TORCHWISE_PLUGINS="mine.py")
+    assert (done.returncode, done.stderr) == (130, "torchwise: interrupted\n")
+
+
+def test_the_budget_of_a_command_counts_the_loading_of_plug_ins(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from torchwise import command_start\nprint(len(command_start._begun), flush=True)\n"
+    )
+    assert run(tmp_path, "--version", TORCHWISE_PLUGINS="mine.py").stdout.splitlines()[0] == "1"

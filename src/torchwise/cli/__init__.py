@@ -98,15 +98,8 @@ def main(run: Callable[[], None] | None = None) -> None:
         _replace_unencodable()
     error_file = os.environ.pop(ERROR_FILE, "")  # processes that the command starts do not write there
     try:
-        if os.environ.get("TORCHWISE_DEBUG"):  # a misspelt value must not wait for a worker to be refused
-            from torchwise._torch.debug_logs import read_presets
-
-            read_presets()
-        if os.environ.get("TORCHWISE_PLUGINS"):
-            from torchwise.plan.plug_ins import check_named
-
-            check_named()
         with running_command() if is_command else contextlib.nullcontext():
+            _check_variables()
             (run or app)()
     except TorchwiseError as error:
         typer.echo(f"torchwise: {error}", err=True)
@@ -114,6 +107,22 @@ def main(run: Callable[[], None] | None = None) -> None:
             with contextlib.suppress(OSError):  # the exit code says enough
                 Path(error_file).write_text(str(error), encoding="utf-8")
         sys.exit(error.exit_code)
+
+
+def _check_variables() -> None:
+    """Refuse a misspelt value at once, instead of in the first worker."""
+    try:
+        with interruptible():
+            if os.environ.get("TORCHWISE_DEBUG"):
+                from torchwise._torch.debug_logs import read_presets
+
+                read_presets()
+            if os.environ.get("TORCHWISE_PLUGINS"):
+                from torchwise.plan.plug_ins import check_named
+
+                check_named()
+    except typer.Exit as end:  # Typer itself is not running yet
+        sys.exit(end.exit_code)
 
 
 def _replace_unencodable() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwise.errors import InputError
-from torchwise.plan.choice import CHOICES, DIGEST_MARK, Choice, Code, Stage, load_code, register
+from torchwise.plan.choice import CHOICES, DIGEST_MARK, Choice, Code, Stage, load_code, load_own_choices, register
 from torchwise.plan.numerics import Numerics
 
 REALIZATION = "torchwise.compile.transforms.own_kernels"
@@ -55,6 +55,9 @@ def register_kernel(
         raise InputError(f"module is {module!r}, but must be a class, or its place, such as model.py:RMSNorm")
     if not callable(kernel) and not (isinstance(kernel, str) and ":" in kernel):
         raise InputError(f"kernel is {kernel!r}, but must be a function, or its place as module:function")
+    load_own_choices()
+    if ("transforms", name) in CHOICES:
+        raise InputError(f"name is {name!r}, which is another rewrite's: choose another name, such as my_{name}")
     called = module if isinstance(module, str) else module.__qualname__
     trait = f"kernels.{name}"
     choice = Choice(

@@ -31,7 +31,10 @@ def load_plug_ins() -> None:
         name, register = plug_ins.pop(0)
         try:
             register()
-        except Exception as error:  # a plug-in may raise anything, and plans without it must be read all the same
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # a plug-in may raise anything, and plans without it must be read all the same
             logger.warning("torchwise: the plug-in %s registers no choices (%r)", name, error)
 
 
@@ -61,10 +64,13 @@ def check_named() -> None:
     Raises:
         InputError: it is not there, or raises.
     """
+    from torchwise.plan.choice import load_own_choices
+
+    load_own_choices()  # first, as no plug-in may take the names of Torchwise's own
     for name in list_named():
         try:
             _run(name)
-        except Exception as error:  # a plug-in may raise anything
+        except (Exception, SystemExit) as error:  # a plug-in may raise anything, and end as a program does
             raise InputError(
                 f"{VARIABLE} has {name!r}, which fails ({type(error).__name__}: {error}): it must list Python files, "
                 "modules, or functions as module:function, joined by commas"
