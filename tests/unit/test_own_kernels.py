@@ -18,7 +18,7 @@ from live_decisions import make_decision
 from torchwise.compile import compile_plan
 from torchwise.compile.transforms.own_kernels import has_modules
 from torchwise.errors import InputError, PlanError, UnsupportedError
-from torchwise.plan import CHOICES, EAGER, Choice, Plan, PlanSpace, register_kernel
+from torchwise.plan import CHOICES, EAGER, Choice, Numerics, Plan, PlanSpace, register_kernel
 from torchwise.plan.choice import list_values, load_choices, load_code
 from torchwise.runtime import stale_because
 from torchwise.testing.transform import TransformContract
@@ -149,6 +149,28 @@ def test_what_is_no_kernel_is_refused(given: tuple[Any, ...], said: str) -> None
     with pytest.raises(InputError, match=said):
         register_kernel(*given)
     assert before == CHOICES
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"numerics": "rough"}, "numerics is 'rough', but must be one of exact, same-precision"),
+        ({"devices": "cuda"}, r"devices is 'cuda', but must be a tuple of cpu and cuda, such as \('cpu',\)"),
+        ({"devices": ()}, r"devices is \(\), but must be"),
+        ({"devices": ("gpu",)}, r"devices is \('gpu',\), but must be"),
+        ({"modes": "training"}, "modes is 'training', but must be a tuple of inference and training"),
+        ({"modes": ([],)}, "modes is"),
+    ],
+)
+def test_options_of_a_kernel_that_mean_nothing_are_refused(option: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        register_kernel("norm", nn.Linear, abs, **option)
+
+
+def test_numerics_are_also_taken_by_name() -> None:
+    choice = register_kernel("norm", nn.Linear, abs, numerics="lower-precision", devices=["cpu"])  # type: ignore[arg-type]
+    assert (choice.numerics, choice.devices) == (Numerics.LOWER_PRECISION, ("cpu",))
+    assert isinstance(choice.numerics, Numerics)
 
 
 def test_a_wrong_kernel_is_found_out(example: ModuleType) -> None:

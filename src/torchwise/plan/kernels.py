@@ -6,7 +6,7 @@ import functools
 import hashlib
 import importlib.util
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ def register_kernel(
     module: type | str,
     kernel: Code,
     *,
-    numerics: Numerics = Numerics.SAME_PRECISION,
+    numerics: Numerics | str = Numerics.SAME_PRECISION,
     devices: tuple[str, ...] = ("cuda",),
     modes: tuple[str, ...] = ("inference",),
     summary: str = "",
@@ -49,25 +49,17 @@ def register_kernel(
     Raises:
         InputError: an argument cannot be used.
     """
-    if not isinstance(name, str) or not name.isidentifier():
-        raise InputError(f"name is {name!r}, but must be a name as in Python, such as fused_rms_norm")
-    if not isinstance(module, type) and not (isinstance(module, str) and ":" in module):
-        raise InputError(f"module is {module!r}, but must be a class, or its place, such as model.py:RMSNorm")
-    if not callable(kernel) and not (isinstance(kernel, str) and ":" in kernel):
-        raise InputError(f"kernel is {kernel!r}, but must be a function, or its place as module:function")
-    load_own_choices()
-    if ("transforms", name) in CHOICES:
-        raise InputError(f"name is {name!r}, which is another rewrite's: choose another name, such as my_{name}")
+    _check_names(name, module, kernel)
     called = module if isinstance(module, str) else module.__qualname__
     trait = f"kernels.{name}"
     choice = Choice(
         "transforms",
         f"{name}{DIGEST_MARK}{_digest_source(kernel)}",
-        numerics,
+        _read_numerics(numerics),
         complexity=2,
         summary=summary or f"a kernel of your own computes every {called.rpartition(':')[2]}",
-        devices=devices,
-        modes=modes,
+        devices=_read_names("devices", devices, ("cpu", "cuda")),
+        modes=_read_names("modes", modes, ("inference", "training")),
         required_traits=(trait,),  # type: ignore[arg-type]
         effort="quick",
         compile_factor=0.0,
@@ -80,6 +72,32 @@ def register_kernel(
             del CHOICES[field, value]
     register(choice)
     return choice
+
+
+def _check_names(name: str, module: type | str, kernel: Code) -> None:
+    if not isinstance(name, str) or not name.isidentifier():
+        raise InputError(f"name is {name!r}, but must be a name as in Python, such as fused_rms_norm")
+    if not isinstance(module, type) and not (isinstance(module, str) and ":" in module):
+        raise InputError(f"module is {module!r}, but must be a class, or its place, such as model.py:RMSNorm")
+    if not callable(kernel) and not (isinstance(kernel, str) and ":" in kernel):
+        raise InputError(f"kernel is {kernel!r}, but must be a function, or its place as module:function")
+    load_own_choices()
+    if ("transforms", name) in CHOICES:
+        raise InputError(f"name is {name!r}, which is another rewrite's: choose another name, such as my_{name}")
+
+
+def _read_numerics(numerics: Numerics | str) -> Numerics:
+    try:
+        return Numerics(numerics)
+    except ValueError:
+        raise InputError(f"numerics is {numerics!r}, but must be one of {', '.join(Numerics)}") from None
+
+
+def _read_names(field: str, given: Sequence[str], known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return names as a tuple. Text alone is refused, as "cuda" would be read as four of them."""
+    if not isinstance(given, (tuple, list)) or not given or not all(name in known for name in given):
+        raise InputError(f"{field} is {given!r}, but must be a tuple of {' and '.join(known)}, such as {known[:1]!r}")
+    return tuple(given)
 
 
 def _digest_source(kernel: Code) -> str:
