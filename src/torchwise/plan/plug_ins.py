@@ -10,6 +10,7 @@ import logging
 import os
 import pkgutil
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,19 +24,20 @@ WAY_OUT = f"or register it in a package with an entry point of the group {GROUP}
 
 logger = logging.getLogger("torchwise")
 
+_loading = threading.RLock()
+"""Held while plug-ins load, so that no other thread goes on without their choices. A plug-in may build plans itself."""
+
 
 def load_plug_ins() -> None:
     """Have every plug-in register its choices, once in a process. One that fails is left out with a warning."""
-    plug_ins = _list_plug_ins()
-    while plug_ins:
-        name, register = plug_ins.pop(0)
-        try:
-            register()
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # a plug-in may raise anything, and plans without it must be read all the same
-            logger.warning("torchwise: the plug-in %s registers no choices (%r)", name, error)
+    with _loading:
+        plug_ins = _list_plug_ins()
+        while plug_ins:
+            name, register = plug_ins.pop(0)
+            try:
+                register()
+            except (Exception, SystemExit) as error:  # any may be raised, and plans without it are read all the same
+                logger.warning("torchwise: the plug-in %s registers no choices (%r)", name, error)
 
 
 @functools.cache
