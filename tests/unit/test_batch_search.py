@@ -271,6 +271,14 @@ def test_a_limit_that_is_none_is_refused(limit: Any, objective: str, said: str) 
         Request.from_options(TuneOptions(objective=objective, latency_limit=limit), "zoo:any", "cpu")
 
 
+def test_a_limit_is_refused_with_sizes_that_vary() -> None:
+    options = TuneOptions(objective="throughput", latency_limit=0.02, sizes="varying")
+    with pytest.raises(InputError, match=r"sizes is 'varying', but must be .* with a latency limit.*: leave --sizes"):
+        Request.from_options(options, "zoo:any", "cpu")
+    fixed = Request.from_options(replace(options, sizes="fixed"), "zoo:any", "cpu")
+    assert fixed.workload.latency_limit == 0.02
+
+
 def test_reports_name_the_limit_and_the_command_leaves_the_batch_to_the_search(storage: Storage) -> None:
     spec = search(storage, Server()).workload
     assert "for throughput within 10.2 ms at batch 80" in str(describe_request(spec, "Net"))

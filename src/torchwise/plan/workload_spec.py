@@ -146,6 +146,11 @@ class WorkloadSpec:
                 f"a latency limit is given with objective {self.objective!r}, but is only for throughput: add "
                 '--objective throughput (objective="throughput")'
             )
+        if self.sizes == "varying":
+            raise WorkloadError(
+                "sizes is 'varying', but must be 'as-given' or 'fixed' with a latency limit, as the batch size is then "
+                "chosen on the first example: leave --sizes (sizes) out, or --latency-limit (latency_limit)"
+            )
 
     @property
     def call_limit_s(self) -> float:
