@@ -15,7 +15,7 @@ from test_study import GOOD, INDUCTOR, samples
 from torch import nn
 
 from torchwise.errors import BaselineError, InputError
-from torchwise.plan import EAGER, Plan
+from torchwise.plan import EAGER, Numerics, Plan
 from torchwise.plan.workload_spec import BatchDim, TuneOptions, WorkloadSpec
 from torchwise.records import Costs, Failure, FailureKind, Inspection, Measurement, Study, codec
 from torchwise.records.answer import Answer
@@ -168,6 +168,34 @@ def test_what_the_stored_decision_does_not_hold_for_is_searched_anew(storage: St
     study = search(storage, again, 20.2e-3 if how == "limit" else 10.2e-3, fresh=how == "fresh")
     assert len(again.sizes("try", EAGER)) > 5
     assert batch_of(study) == (INDUCTOR, 160 if how == "limit" else 80)
+
+
+SLOW = Plan(threads=1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"allow": Numerics.LOWER_PRECISION},
+        {"effort": "quick"},
+        {"plans": (SLOW,)},
+        {"plans": (INDUCTOR, Plan(threads=3))},
+    ],
+)
+def test_a_decision_of_other_rules_leaves_the_batch_open(storage: Storage, options: dict[str, Any]) -> None:
+    search(storage, Server())
+    again, same = Server(), Server()
+    search(storage, again, **options)
+    assert len(again.sizes("try", EAGER)) > 5
+    search(storage, same, **options)
+    assert same.sizes("try", EAGER) == [], "the second time it is known"
+
+
+def test_a_decision_among_named_plans_leaves_the_batch_open_for_all(storage: Storage) -> None:
+    search(storage, Server(), plans=(SLOW,))
+    again = Server()
+    assert batch_of(search(storage, again)) == (INDUCTOR, 80)
+    assert len(again.sizes("try", EAGER)) > 5
 
 
 def test_a_limit_that_nothing_keeps_is_said(storage: Storage) -> None:

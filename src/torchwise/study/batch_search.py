@@ -15,7 +15,7 @@ from torchwise.records import Decision, Failure, FailureKind, Study, Trial
 from torchwise.records.format import ratio, seconds
 from torchwise.records.listener import Listener
 from torchwise.records.scale import BatchFit, SizeTried
-from torchwise.store import Storage
+from torchwise.store import Storage, StudyKey
 from torchwise.study.history import History
 from torchwise.study.one_plan import PlanStudy
 from torchwise.study.request import Request
@@ -134,12 +134,28 @@ def search_batch(
 
 
 def _find_decided(request: Request, storage: Storage, here: Environment) -> Decision | None:
-    """Return the latest decision for the same request on this machine, unless it is inconclusive."""
+    """Return the latest decision for the workload on this machine, if it is of the same request and conclusive.
+
+    Those before it may be of an earlier round of its search, at another batch size.
+    """
     for decision in storage.decisions(target=request.workload.target):
         is_same = replace(decision.workload, batch=None) == request.workload and decision.workload.batch is not None
         if is_same and request.structure in (None, decision.structure) and not decision.environment.differences(here):
-            return None if decision.is_inconclusive else decision
+            is_alike = _was_asked_alike(decision, request, storage, here)
+            return decision if is_alike and not decision.is_inconclusive else None
     return None
+
+
+def _was_asked_alike(decision: Decision, request: Request, storage: Storage, here: Environment) -> bool:
+    """Return whether a decision comes from a search with the numerics, the effort and the plans of a request."""
+    key = StudyKey.from_workload(decision.identity, here, decision.workload, request.allow)
+    study = storage.find_study(key, request.workload.target)
+    if study is None or study.effort != request.effort:
+        return False
+    if request.plans is None:
+        return bool(study.excluded)  # a search among named plans excludes none
+    tried = {EAGER, *(trial.plan for trial in study.trials)}
+    return tried.issuperset(request.plans) and decision.plan in (EAGER, *request.plans)
 
 
 @dataclass
