@@ -90,3 +90,46 @@ def test_a_function_keeps_the_decorators_that_it_was_compiled_with(
     (module,) = report.modules
     assert module.component is not None
     assert module.component.statistics.optimized >= 1
+
+
+def test_a_stored_plan_is_used_from_the_first_call_in_its_mode_on(searches: Searches, tmp_path: Path) -> None:
+    store = str(tmp_path / "s.db")
+
+    def program() -> None:
+        net = torch.nn.Sequential(torch.nn.Linear(4, 4))
+        for _ in range(2):
+            net(X).sum().backward()
+        net.eval()
+        with torch.no_grad():
+            for _ in range(9):
+                net(X)
+
+    tw.tune_program(program, store=store).restore()
+    with StoredPlans(program.__qualname__, store) as plans:
+        program()
+    assert [(name, found.statistics.optimized) for name, found in plans.placed] == [("Sequential", 9)]
+    assert not plans.notes
+
+
+def test_a_part_that_is_called_later_than_its_module_has_its_stored_plan(searches: Searches, tmp_path: Path) -> None:
+    class Agent(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part, self.calls = torch.nn.Sequential(torch.nn.Linear(4, 4)), 0
+
+        def forward(self, stream: Any) -> Any:
+            self.calls += 1
+            return [self.part(x) for x in stream] if self.calls > 1 else list(stream)
+
+    store = str(tmp_path / "s.db")
+
+    @torch.no_grad()
+    def program() -> None:
+        agent = Agent().eval()
+        for _ in range(6):
+            agent(x for x in [X])
+
+    tw.tune_program(program, store=store).restore()
+    with StoredPlans(program.__qualname__, store) as plans:
+        program()
+    assert [(name, found.statistics.optimized) for name, found in plans.placed] == [("Sequential", 5)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -37,8 +38,24 @@ def target_of(program: str, thing: Any) -> str:
     return f"{LIVE}{program}/{name_of(thing)}"
 
 
+@dataclass(slots=True)
+class _Seen:
+    """A module or function that was called: in which forms a plan was looked for, and whether one is in its place."""
+
+    weakly: weakref.ref[Any]
+    name: str
+    forms: set[Hashable] = field(default_factory=set)
+    is_placed: bool = False
+    note: str = ""
+
+
+def _form_of(thing: Any) -> Hashable:
+    """Return in which mode and autocast a call is, which a plan may be bound to."""
+    return getattr(thing, "training", False), autocast_dtype(thing)
+
+
 class StoredPlans:
-    """Places a stored plan in front of each module of a program that was tuned, at its first call.
+    """Places a stored plan in front of each module of a program that was tuned, at its first call in the plan's mode.
 
     Attributes:
         placed: the name of each module that was called first in its place, with its component.
@@ -54,7 +71,7 @@ class StoredPlans:
         self.placed: list[tuple[str, Component]] = []
         self.notes: dict[str, None] = {}
         self._store = store
-        self._seen: dict[int, weakref.ref[Any]] = {}
+        self._seen: dict[int, _Seen] = {}
         self._decisions = read_decisions(program, store)
         self._former: CallHook | None = None
         self._compile: Any = None
@@ -69,16 +86,16 @@ class StoredPlans:
         set_call_hook(self._former)
 
     def _answer(self, thing: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        known = self._seen.get(id(thing))
-        if known is None or known() is not thing:
-            self._seen[id(thing)] = weakref.ref(thing, functools.partial(self._forget, id(thing)))
-            name = name_of(thing)
-            if (decisions := self._decisions.get(name)) is not None:
-                component = self._place(thing, name, decisions)
-                if component is not None:
-                    return component.answer(run, args, kwargs)
-            else:  # its parts may have been tuned in its place
-                return call_with_parts_apart(run, args, kwargs)
+        seen = self._seen.get(id(thing))
+        if seen is None or seen.weakly() is not thing:
+            weakly = weakref.ref(thing, functools.partial(self._forget, id(thing)))
+            seen = self._seen[id(thing)] = _Seen(weakly, name_of(thing))
+        if (decisions := self._decisions.get(seen.name)) is None:  # its parts may have been tuned in its place
+            return call_with_parts_apart(run, args, kwargs)
+        if not seen.is_placed and (form := _form_of(thing)) not in seen.forms:
+            seen.forms.add(form)
+            if (component := self._place(thing, seen, decisions)) is not None:
+                return component.answer(run, args, kwargs)
         return run(*args, **kwargs)
 
     def _forget(self, key: int, _reference: object) -> None:
@@ -89,7 +106,8 @@ class StoredPlans:
         others = self._decisions.get(name + OTHER_SIZES, ())
         return next((one for one in others if one.structure == decision.structure), None)
 
-    def _place(self, thing: Any, name: str, decisions: list[Decision]) -> Component | None:
+    def _place(self, thing: Any, seen: _Seen, decisions: list[Decision]) -> Component | None:
+        name = seen.name
         try:
             config = config_of(thing, autocast_dtype(thing), self._store)
             workload = workload_of(thing, config)
@@ -102,9 +120,12 @@ class StoredPlans:
                         self.notes[explain_eager(name, decision)] = None
                     else:
                         self.placed.append((name, component))
+                        self.notes.pop(seen.note, None)
+                        seen.is_placed = True
                     return component
                 reasons.append(stale)
-            self.notes[f"{name} runs as written, as it was tuned in another form: {reasons[0]}"] = None
+            seen.note = f"{name} runs as written, as it was tuned in another form: {reasons[0]}"
+            self.notes[seen.note] = None
         except Exception as error:  # the program must go on as written, whatever is wrong with a plan
             self.notes[f"{name} runs as written: {type(error).__name__}: {error}"] = None
             logger.warning("torchwise: %s runs as written", name, exc_info=error)
