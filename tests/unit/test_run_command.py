@@ -265,6 +265,19 @@ def test_ctrl_c_ends_a_server_whose_modules_are_then_tuned(tmp_path: Path, searc
     assert len(searches.asked) == 1
 
 
+def test_ctrl_c_ends_a_server_whose_main_thread_has_ended(tmp_path: Path, searches: Searches) -> None:
+    file = tmp_path / "serves.py"
+    file.write_text(
+        f"{NET}\ncall()\nimport os, signal, threading, time\n"
+        "def serve():\n    time.sleep(0.3)\n"
+        "    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)\n    time.sleep(0.3)\n"
+        "threading.Thread(target=serve).start()"
+    )
+    done = CliRunner().invoke(app, ["run", "--tune", "--store", str(tmp_path / "s.db"), str(file)])
+    assert done.exit_code == 130
+    assert len(searches.asked) == 1
+
+
 def test_a_store_that_cannot_be_used_is_refused_before_the_program_runs(tmp_path: Path, searches: Searches) -> None:
     file = tmp_path / "writes.py"
     file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")

@@ -70,7 +70,10 @@ class Script:
             sys.excepthook(type(error), error, error.__traceback__)
             code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
             self.was_interrupted = code == INTERRUPTED
-        _wait_for_others()
+        try:
+            _wait_for_others()
+        except KeyboardInterrupt:  # as of a server whose threads go on
+            code, self.was_interrupted = INTERRUPTED, True
         return _exit_code(code)
 
     def _read_file(self, target: str) -> CodeType:
