@@ -139,6 +139,26 @@ def test_an_input_that_cannot_be_copied_is_named_and_the_call_is_answered() -> N
     assert records["Linear"].inputs[0].kept == "real", "its parts are recorded in its place"
 
 
+def test_inputs_that_cannot_be_copied_are_tried_once_and_take_no_room() -> None:
+    tried = []
+
+    class Refuses:
+        value = X
+
+        def __deepcopy__(self, _memo: Any) -> Any:
+            tried.append(1)
+            raise RuntimeError("one of a kind")
+
+    net = Net()
+    with CallRecorder() as recorder, torch.no_grad():
+        net(Refuses(), X)
+        first, kept = len(tried), recorder.kept_bytes
+        for _ in range(5):
+            net(Refuses(), X)
+    assert first == len(tried) > 0
+    assert kept == 2 * X.numel() * X.element_size(), "the inputs of its two parts"
+
+
 def test_an_error_of_the_program_is_its_own() -> None:
     class Raises(Net):
         def forward(self, *_: Any, **__: Any) -> torch.Tensor:
@@ -225,7 +245,9 @@ def test_looking_at_calls_is_limited_to_a_part_of_their_time(monkeypatch: pytest
     slow = under_test.signature_of
 
     def look(*given: Any) -> Any:
-        time.sleep(0.001)
+        end = time.thread_time() + 0.001  # which a sleep would not take
+        while time.thread_time() < end:
+            pass
         return slow(*given)
 
     monkeypatch.setattr(under_test, "signature_of", look)

@@ -108,7 +108,7 @@ class CallRecorder:
         try:
             with self._lock:
                 calls = self._find(thing)
-                if calls is not None and calls.looked_s <= GRACE_S + OVERHEAD * calls.timed_s:
+                if calls is not None and not calls.is_open and calls.looked_s <= GRACE_S + OVERHEAD * calls.timed_s:
                     kind = self._look(calls, thing, args, kwargs)
             if kind is not None and len(kind.events) < MAX_EVENTS:
                 begin = record_event(thing)
@@ -190,8 +190,9 @@ class CallRecorder:
         try:
             with torch.inference_mode(False), torch.no_grad():
                 if self.kept_bytes + size <= self._room:
+                    copied = example.clone()
                     self.kept_bytes += size
-                    return example.clone(), "real"
+                    return copied, "real"
                 if len(tensors) == len(example.tensors()):
                     return without_values(example), "stand-in"
             calls.notes["inputs in objects were too large to keep"] = None
