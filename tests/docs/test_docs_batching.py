@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from coroutines import run_coroutine
 from live_decisions import make_decision
 from torchwise.plan import Plan
 
@@ -80,7 +80,7 @@ def test_ray_serve_gets_the_size_of_the_plan(monkeypatch: pytest.MonkeyPatch) ->
     scope = run_snippet("from ray import serve", model)
     scorer = scope["Scorer"](scope["text"])
     rows = [torch.full((4,), float(number)) for number in range(5)]
-    answers = asyncio.run(scorer(rows))  # as Ray Serve calls it with the requests of a batch
+    answers = run_coroutine(scorer(rows))  # as Ray Serve calls it with the requests of a batch
     torch.testing.assert_close(torch.stack(answers), model.linear(torch.stack(rows)))
     assert model.sizes == [32]
     assert (given["max_batch_size"], scorer.model.statistics.optimized) == (32, 1)

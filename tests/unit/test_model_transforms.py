@@ -510,8 +510,8 @@ def test_a_rewrite_that_changes_the_number_of_modules_is_told_the_stage_for_that
 
 
 def test_the_transforms_are_named_where_one_is_unknown() -> None:
-    known = ["static_form", "isolate_rnn", "patch_matmul", "complex_to_real", "structure_of_arrays"]
-    known += ["eager_strides", "numbers_on_gpu"]
+    known = ["static_form", "group_norm", "isolate_rnn", "patch_matmul", "tanh_gelu", "complex_to_real"]
+    known += ["structure_of_arrays", "eager_strides", "numbers_on_gpu"]
     named = f"'nothing', but there are {', '.join(known)}"
     with pytest.raises(UnsupportedError, match=named):
         compile_call(torch.tanh, Plan(transforms=("nothing",)), torch.ones(1))

@@ -34,7 +34,16 @@ from torchwise.study.lock.file import Lock
 
 PACKAGES = (torchwise, artifact, bucketing, components, lock, training)
 IN_USE = {
-    *("Bucketed", "BatchServer", "CapturedStep", "Component", "CompileConfig", "CompileManager", "OptimizedFunction"),
+    *(
+        "Bucketed",
+        "BatchedFunction",
+        "BatchServer",
+        "CapturedStep",
+        "Component",
+        "CompileConfig",
+        "CompileManager",
+        "OptimizedFunction",
+    ),
     *("OptimizedModule", "OptimizedStep", "RankedStep", "Rollout", "Watch", "BucketedFunction", "BucketedModule"),
     *("Ranks", "PlannedForward", "Example", "Plan", "Interval", "Padding", "BackgroundTuning", "Numerics"),
     *("Parts", "TrainStep", "TuneKeywords", "Workload"),

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import torchwise
+from coroutines import run_coroutine
 from live_decisions import make_decision
 from torchwise.errors import InputError, QueueFullError
 from torchwise.plan import Plan
@@ -164,7 +165,7 @@ def test_coroutines_share_batches() -> None:
         return list(await asyncio.gather(*(server.call_async(rows(1, n)) for n in range(16))))
 
     with serve(lambda x: 2 * x, max_batch=16, max_wait_ms=5_000) as server:
-        found = asyncio.run(ask_all(server))
+        found = run_coroutine(ask_all(server))
     assert [answer[0, 0].item() for answer in found] == [2.0 * n for n in range(16)]
     assert server.statistics.batches == 1
 

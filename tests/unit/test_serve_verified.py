@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import torchwise
+from coroutines import run_coroutine
 from live_decisions import make_decision
 from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
@@ -221,7 +222,7 @@ def test_a_coroutine_that_gives_up_disturbs_no_other() -> None:
         return [(await held).item(), (await late[0]).item()]
 
     with torchwise.serve_batched(wait, max_batch=1, verify=False) as server:
-        assert asyncio.run(ask(server)) == [0.0, 1.0]
+        assert run_coroutine(ask(server)) == [0.0, 1.0]
         assert server(torch.full((1, 1), 9.0)).item() == 9.0
 
 

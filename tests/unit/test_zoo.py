@@ -28,6 +28,9 @@ ENTRIES = tuple(entry for entry in list_workloads() if not entry.is_step)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 every = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+IN_PLACE = {"energy_flow.storage_in_place"}
+"""Those that write to their inputs, and return how much they wrote."""
+pure = pytest.mark.parametrize("entry", [e for e in ENTRIES if e.name not in IN_PLACE], ids=lambda entry: entry.name)
 trained = pytest.mark.parametrize("entry", [e for e in ENTRIES if e.trains], ids=lambda entry: entry.name)
 
 
@@ -87,7 +90,8 @@ def test_the_seed_decides_every_number(entry: Entry) -> None:
     first, again, other = (small(entry, seed) for seed in (3, 3, 4))
     for numbers in (state, inputs, run):
         assert same(numbers(first), numbers(again))
-    assert not same(run(first), run(other))
+    if entry.name not in IN_PLACE:
+        assert not same(run(first), run(other))
     assert not any(pytree.equal(a, b) for a, b in zip(parameters(first), parameters(other), strict=True))
     assert not same(inputs(first), inputs(other))
 
@@ -110,7 +114,7 @@ def test_reseed_draws_other_inputs_of_the_same_kind(entry: Entry) -> None:
     assert [e.weight for e in other.examples] == [e.weight for e in workload.examples]
 
 
-@every
+@pure
 def test_a_call_changes_neither_its_inputs_nor_the_next_answer(entry: Entry) -> None:
     workload = small(entry)
     before = [t.clone() for t in inputs(workload)]

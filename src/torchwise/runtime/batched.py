@@ -14,6 +14,7 @@ import torch
 
 from torchwise.alerts import OnceLog
 from torchwise.errors import InputError, TorchwiseError, first_line, format_error, is_count
+from torchwise.keywords import checked_keywords
 from torchwise.runtime.batch_calls import MAX_FORMS, Same, inspect_call, list_trained_parts
 from torchwise.verify import verify_samples
 from torchwise.verify.independence import Many, NoisyError, verify_random_samples
@@ -155,6 +156,7 @@ class BatchedFunction:
         return pytree.map_tensors(lambda tensor: tensor[None], self._function(*lone_args, **lone_kwargs))
 
 
+@checked_keywords()
 def batched(function: Callable[..., Any], *, max_batch: int = MAX_BATCH) -> BatchedFunction:
     """Return a function that answers many calls of a function of one sample at once.
 
