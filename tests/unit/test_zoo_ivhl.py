@@ -303,6 +303,7 @@ def test_a_network_may_have_more_legs_than_there_are_letters() -> None:
         ("ab->a", "must have a label for each dimension: the tensors have 2, 2"),
         ("...b,bc->...c", "has an ellipsis"),
         ("ab,bc->aac", "has a label twice in its result"),
+        ("ab,bc->ad", "has label 'd' in its result, but no tensor has it"),
     ],
 )
 def test_an_equation_that_does_not_fit_is_refused(equation: str, message: str) -> None:

@@ -125,6 +125,8 @@ def network_of(equation: str, shapes: Sequence[Sequence[int]]) -> TensorNetwork:
     output = output if arrow else "".join(sorted(label for label, count in counts.items() if count == 1))
     if len(set(output)) != len(output):
         raise WorkloadError(f"equation {equation!r} has a label twice in its result: name it once")
+    if unknown := sorted(set(output) - set(counts)):
+        raise WorkloadError(f"equation {equation!r} has label {unknown[0]!r} in its result, but no tensor has it")
     sizes: dict[int, int] = {}
     for label, size in zip("".join(words), (size for shape in shapes for size in shape), strict=True):
         if sizes.setdefault(ord(label), size) != size:
