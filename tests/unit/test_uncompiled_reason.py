@@ -97,6 +97,33 @@ def test_what_is_one_graph_has_no_break(call: Callable[..., Any]) -> None:
     assert find_graph_break(call, Example((X,))) == ""
 
 
+class Counting(nn.Module):
+    """Counts its calls, and takes one alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x + self.calls
+
+
+def raise_after_tracing(*_: Any, **__: Any) -> Any:
+    raise MemoryError("too little of it")
+
+
+def test_an_error_that_is_not_pytorchs_is_no_graph_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: raise_after_tracing)
+    assert find_graph_break(torch.sin, Example((X,))) == ""
+
+
+def test_the_model_is_left_in_its_state() -> None:
+    model = Counting()
+    assert find_graph_break(model, Example((X,))) == ""
+    assert model.calls == 0
+
+
 class Branching(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x.cos()

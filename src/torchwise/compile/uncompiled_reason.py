@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
+from torchwise._torch import dynamo
 from torchwise.errors import NoEffectError, first_line
 from torchwise.workload import train_step
+from torchwise.workload.module_state import kept_state
 from torchwise.workload.train_step import TrainStep
 from torchwise.workload.workload import Example
 
@@ -49,9 +51,11 @@ def find_graph_break(call: Callable[..., Any], example: Example) -> str:
     cloned = example.clone()
     torch.compiler.reset()  # otherwise it remembers that the function runs in eager
     try:
-        torch.compile(call, backend="eager", fullgraph=True)(*cloned.args, **cloned.kwargs)
-    except Exception as error:  # Dynamo's own errors derive from RuntimeError, and the model may raise anything
-        return _extract_reason(str(error)) or "PyTorch reports no reason"
+        with kept_state(call):
+            torch.compile(call, backend="eager", fullgraph=True)(*cloned.args, **cloned.kwargs)
+    except Exception as error:  # the model may raise anything
+        is_dynamos = any(cls.__module__ == dynamo.ERRORS for cls in type(error).__mro__)
+        return (_extract_reason(str(error)) or "PyTorch reports no reason") if is_dynamos else ""
     return ""
 
 
