@@ -100,7 +100,8 @@ def test_a_search_that_failed_is_logged_once_and_not_tried_again_until_clear(cap
         for _ in range(3):
             assert torch.equal(call(X), X * 2)
     assert len(find.asked) == 1
-    assert len([r for r in caplog.records if "runs its original code until" in r.message]) == 1
+    (said,) = [r for r in caplog.records if "runs its original code until" in r.message]
+    assert vars(said)["torchwise"] == {"alert": "search_failed", "component": "double", "failure": "OSError"}
     found = manager.statistics()["double"]
     assert found.failures == {"OSError": 1}
     assert "no room for a worker" in found.reason
@@ -557,13 +558,25 @@ def test_parts_run_under_the_autocast_that_is_asked_for() -> None:
     assert product(X).dtype == torch.float32
 
 
+def test_saying_where_parts_run_does_not_start_cuda(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: pytest.fail("CUDA is started"))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: pytest.fail("CUDA is started"))
+    assert CompileManager().device() == "cuda"
+    assert capsys.readouterr().err == "torchwise: device cuda\n"
+
+
 def test_the_manager_says_where_parts_run_and_under_what(capsys: pytest.CaptureFixture[str]) -> None:
     found = "cuda" if torch.cuda.is_available() else "cpu"
     manager = CompileManager()
     assert [manager.device(), manager.device()] == [found, found]
     said = capsys.readouterr().err
     assert said.count("torchwise: device") == 1
-    assert said.startswith(f"torchwise: device {found}: {torch.cuda.get_device_name() if found == 'cuda' else ''}")
+    name = f": {torch.cuda.get_device_name()}" if torch.cuda.is_initialized() else ""
+    assert said.startswith(f"torchwise: device {found}{': ' if found == 'cpu' else name}")
     assert "the config says" not in said
     assert CompileManager(CompileConfig(device="cuda")).device() == "cuda"
     assert "cuda, as the config says" in capsys.readouterr().err or found == "cuda"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -193,6 +195,26 @@ def test_what_is_closed_ends_its_search_and_stays_as_written(search: Callable[..
     wait_until(lambda: not component._searching.locked())
     call(X)
     assert manager.statistics()["it"].original == {FallbackReason.FIRST_CALL: 1, FallbackReason.CLOSED: 1}
+
+
+@torch.no_grad()
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_process_waits_for_no_search_of_its_parent(search: Callable[..., Any]) -> None:
+    manager = CompileManager()
+    call = manager.register(double, "it")
+    search(DONE)
+    call(X)
+    it = manager.components["it"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warns of threads, which the child does not need
+        child = os.fork()
+    if not child:
+        os._exit(int(component._searching.locked() or it._found is not None))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert component._searching.locked(), "the parent's search goes on"
+    assert it._found is not None
+    manager.clear()
+    wait_until(lambda: not component._searching.locked())
 
 
 @torch.no_grad()

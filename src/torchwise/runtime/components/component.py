@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -51,6 +53,8 @@ FROZEN = Fallback(FallbackReason.FROZEN, "it had no plan by then")
 
 _searching = threading.Lock()
 """Allows one search at a time per process: two would disturb each other's timings. The original answers meanwhile."""
+_components: WeakSet[Component] = WeakSet()
+"""Every component of this process."""
 _here = threading.local()
 """`within`: this thread is inside a component that runs by a plan. `first`: it is inside a component's first call."""
 
@@ -84,6 +88,7 @@ class Component:
         self._find = find
         self._examples = tuple(examples)
         self.is_frozen = False
+        _components.add(self)
         self.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -292,7 +297,8 @@ class Component:
             goes_on = False
             fallback = Fallback(FallbackReason.SEARCH_FAILED, f"{type(error).__name__}: {error}")
             found = Found(None, str(fallback), fallback, error=error)
-            alert("search_failed", f"component {self.name} runs its original code until clear(): {found.reason}")
+            said = f"component {self.name} runs its original code until clear(): {found.reason}"
+            alert("search_failed", said, component=self.name, failure=type(error).__name__)
             logger.debug("torchwise: how the search failed", exc_info=error)
         is_current = asked is self.config or permits(self.config, found)
         if counts is self.counts and is_current:  # neither cleared nor configured otherwise meanwhile
@@ -351,6 +357,19 @@ class Component:
                 f"component {self.name!r}: {found.reason}: clear() searches again, and fallback=True lets the original "
                 "answer"
             ) from found.error
+
+
+def _begin_anew() -> None:
+    """Forget the searches of the parent process: nobody would tell a forked one that they are over."""
+    global _searching  # a lock may be held by a thread that a fork does not copy
+    _searching = threading.Lock()
+    for component in list(_components):
+        if component._found is not None and component._found.waiting is not None:
+            component._found = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
 def _choose_mode(config: CompileConfig, original: Callable[..., Any]) -> CompileConfig:

@@ -119,9 +119,12 @@ def device_of(config: CompileConfig) -> str:
 
 
 def describe_device(config: CompileConfig) -> str:
-    """Describe the device for components, and why it is that one, such as "cuda: NVIDIA H200, 140 GiB"."""
+    """Describe the device for components, and why it is that one, such as "cuda: NVIDIA H200, 140 GiB".
+
+    A GPU is named only once CUDA has started.
+    """
     device, chosen = device_of(config), ", as the config says" if config.device else ""
-    if device == "cuda" and torch.cuda.is_available():
+    if device == "cuda" and torch.cuda.is_initialized():  # to name it otherwise would start CUDA, and end forking
         gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
         capability = f"compute capability {gpu.major}.{gpu.minor}"
         return f"cuda: {gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, {capability}{chosen}"
