@@ -20,7 +20,7 @@ from dashboard_samples import LAST, PLAIN, TARGET, a_filled_store, a_version
 from torchwise.dashboard.serve import READ_ONLY
 from torchwise.records import Interval, Standing, StudyState
 from torchwise.report.studies import Order, select_studies
-from torchwise.store import StudySummary, open_storage
+from torchwise.store import ReportKind, Storage, StudySummary, open_storage
 
 TWICE = Interval(1.9, 2.0, 2.1)
 HARDWARE = a_version("2.11.0", 1.5).environment.hardware
@@ -166,6 +166,22 @@ def test_kept_reports_of_each_kind_are_shown(name: str, text: str) -> None:
     drawn = the_page(name)
     assert text in html(drawn)
     assert len(drawn.selectbox[0].options) == 1
+
+
+@pytest.mark.parametrize(("page", "kind"), [("kernels", ReportKind.EXPLANATION), ("analyses", ReportKind.ANALYSIS)])
+def test_a_link_to_a_report_that_is_gone_or_older_shows_no_other(
+    page: str, kind: ReportKind, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_storage(store) as storage:
+        (first,) = storage.reports(kind)
+    gone = the_page(page, **{kind.value: str(first.id + 7)})
+    assert f"there is no {kind} {first.id + 7}; " in gone.exception[0].message
+    assert gone.get("html") == []
+    newer = replace(first, id=first.id + 50, target="other.py:make")
+    monkeypatch.setattr(Storage, "reports", lambda *_, **__: [newer])
+    older = the_page(page, **{kind.value: str(first.id)})
+    assert older.selectbox[0].value == first.id
+    assert html(older)
 
 
 @pytest.mark.parametrize("page", ["study", "compare", "history", "kernels", "analyses", "benchmarks"])

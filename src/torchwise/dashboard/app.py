@@ -330,7 +330,11 @@ def _show_report(kind: ReportKind, render: Callable[[Any, Theme], str]) -> None:
     if not found:
         st.text(f"The store holds no {kind} yet: torchwise {COMMANDS[kind]} TARGET creates one.")
         return
-    chosen = choose(kind.capitalize(), {one.id: _name_report(kind, one) for one in found}, kind.value)
+    names = {one.id: _name_report(kind, one) for one in found}
+    requested = st.query_params.get(kind.value, "")
+    if requested.isdecimal() and int(requested) not in names:  # older, or gone since it was renewed
+        names = {int(requested): f"{kind} {requested}"} | names
+    chosen = choose(kind.capitalize(), names, kind.value)
     st.html(_render_report(chosen, kind, render, read_theme()))
 
 
