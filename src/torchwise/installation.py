@@ -14,6 +14,8 @@ from pathlib import Path
 MODELS_PACKAGE = "torchwise-models"
 """The distribution with the models of other libraries and most of the zoo."""
 MODELS_FOLDER = "plugins/models"
+ELSEWHERE = "in the checkout of Torchwise, or its wheel"
+"""The end of the command where nothing records the place: the package is on no index."""
 CHECKOUT = Path(__file__).parents[2]
 """The checkout, where Torchwise runs from one."""
 
@@ -34,11 +36,13 @@ def suggest_extra(extra: str, distribution: str = "torchwise") -> str:
 
 def suggest_models_package() -> str:
     """Return the name of `MODELS_PACKAGE`, and the command that installs it from the place of Torchwise itself."""
-    return f"{MODELS_PACKAGE}, which is not installed: pip install {shlex.quote(_locate_models_package())}"
+    place = _locate_models_package()
+    way_out = f"pip install {shlex.quote(place)}" if place else f"pip install ./{MODELS_FOLDER} {ELSEWHERE}"
+    return f"{MODELS_PACKAGE}, which is not installed: {way_out}"
 
 
 def _locate_models_package() -> str:
-    """Return a requirement that pip can install: a folder, a file, a repository, or the name on an index."""
+    """Return a requirement that pip can install: a folder, a file or a repository. It is "" if none is recorded."""
     from urllib.parse import unquote, urlparse
 
     origin = _read_origin()
@@ -52,7 +56,7 @@ def _locate_models_package() -> str:
     if "archive_info" in origin:  # `scripts/release` puts both into one folder
         folder_url, _, name = url.rpartition("/")
         return f"{folder_url}/{name.replace('torchwise', 'torchwise_models', 1)}"
-    return MODELS_PACKAGE
+    return ""
 
 
 def _read_origin() -> dict[str, dict[str, str]]:

@@ -47,9 +47,9 @@ def test_no_message_names_torchwise_as_if_it_were_on_an_index() -> None:
             "git+https://host/tw@abc#subdirectory=plugins/models",
         ),
         ({"url": MODELS.parents[1].as_uri(), "dir_info": {}}, str(MODELS)),
-        (None, "torchwise-models"),
+        (None, "./plugins/models"),
     ],
-    ids=["wheel", "repository", "folder", "index"],
+    ids=["wheel", "repository", "folder", "unknown"],
 )
 def test_the_models_come_from_where_torchwise_came_from(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, origin: dict[str, Any] | None, expected: str
@@ -58,7 +58,8 @@ def test_the_models_come_from_where_torchwise_came_from(
     record = SimpleNamespace(read_text=lambda _name: origin and json.dumps(origin))
     monkeypatch.setattr(importlib.metadata, "distribution", lambda _name: record)
     said = installation.suggest_models_package()
-    assert said.endswith(f": {shlex.join(['pip', 'install', expected])}")
+    end = f": {shlex.join(['pip', 'install', expected])}"
+    assert said.endswith(end if origin else f"{end} in the checkout of Torchwise, or its wheel")
 
 
 def test_a_checkout_may_have_a_space_in_its_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -129,6 +129,21 @@ def test_links_are_neither_followed_nor_counted(folders: dict[str, Path], tmp_pa
     assert (outside / "precious").stat().st_size == 2**20
 
 
+def test_a_folder_of_the_same_name_hides_no_cache(folders: dict[str, Path], tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inductor").mkdir()
+    assert f"Folder: {folders['inductor']}" in ran("info", "inductor")
+
+
+def test_a_folder_that_another_program_deletes_meanwhile_is_left_out(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.walk
+    gone = (str(folders["inductor"] / "gone"), [], [])
+    monkeypatch.setattr(os, "walk", lambda top, **options: [gone, *real(top, **options)])
+    assert len(find_caches(["inductor"])[0].entries()) == 3
+
+
 def test_a_cache_that_is_a_link_or_holds_other_things_is_left_alone(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

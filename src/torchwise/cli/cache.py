@@ -151,7 +151,7 @@ def info(
 
     It says whether the artifact is for this machine. Nothing in it is run.
     """
-    if file in NAMES and not Path(file).exists():
+    if file in NAMES and not Path(file).is_file():
         show_cache(file, json)
         return
     from torchwise import artifact

@@ -252,7 +252,7 @@ def _end(process: BaseProcess) -> None:
 
 def _pass_on(log: Path, job: Assignment) -> None:
     """Print a worker's output on standard error if the user asked for the compiler's messages."""
-    if debug_logs.VARIABLE in os.environ and log.exists() and (text := log.read_text(errors="replace").strip()):
+    if os.environ.get(debug_logs.VARIABLE) and log.exists() and (text := log.read_text(errors="replace").strip()):
         plan = getattr(job, "plan", None)
         print(f"torchwise: output of {job.task}{f' {plan}' if plan else ''}:\n{text}", file=sys.stderr, flush=True)
 
