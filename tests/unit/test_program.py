@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -268,3 +270,19 @@ def test_recorders_may_nest() -> None:
             net(X)
         net(X)
     assert (outer.ranked()[0].calls, inner.ranked()[0].calls) == (2, 1)
+
+
+def test_a_report_holds_no_inputs_and_no_module_of_the_program(searches: Searches) -> None:
+    searches.plan = EAGER
+
+    def program() -> Any:
+        net = Net().eval()
+        with torch.no_grad():
+            net(X)
+        return weakref.ref(net)
+
+    report = tw.tune_program(program)
+    searches.asked.clear()
+    gc.collect()
+    assert report.returned() is None
+    assert [kind.example for kind in report.modules[0].calls.kinds.values()] == [None]

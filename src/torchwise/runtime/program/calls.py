@@ -114,6 +114,12 @@ class Calls:
         """The time of all calls, without the first ones' excess."""
         return sum(map(self.seconds_of, self.kinds.values())) if self.kinds else self.timed_s
 
+    def forget(self) -> None:
+        """Free the inputs, the events, and the module, if nothing else holds it. The times stay in the record."""
+        self.held = None
+        for kind in self.kinds.values():
+            kind.example, kind.events = None, []
+
     def to_record(self) -> RecordedModule:
         """Return what was recorded."""
         shapes = [

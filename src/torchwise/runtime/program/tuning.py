@@ -130,6 +130,8 @@ def tune_recorded(
         except Exception as error:  # a module may raise anything when it is described or copied: the others go on
             _note(module, f"not tuned: {type(error).__name__}: {error}")
             logger.warning("torchwise: %s is not tuned", module.record.name, exc_info=error)
+    for module in modules:
+        module.calls.forget()
     return TunedProgram(recording, modules, returned)
 
 
