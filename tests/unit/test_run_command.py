@@ -250,9 +250,10 @@ def test_a_program_for_which_no_plan_pays_runs_as_if_alone(
 ) -> None:
     searches.plan = EAGER
     file, store = write(tmp_path, "main"), str(tmp_path / "s.db")
-    tuned = invoke("--tune", "--store", store, str(file))
+    tuned = invoke("--tune", "--budget", "60", "--effort", "quick", "--store", store, str(file))
     assert "No plan surely pays" in tuned
-    assert printed_command(tuned)[:3] == ["--tune", "--calls", "1e6"]
+    words = ["--tune", "--effort", "quick", "--budget", "60.0", "--calls", "1e6"]
+    assert printed_command(tuned)[: len(words)] == words
     monkeypatch.setattr(modules, "call_with_hook", None)  # nothing stands before the modules
     assert "Net runs as written" in invoke("--apply", "--store", store, str(file))
 
@@ -315,6 +316,9 @@ def test_a_script_is_tuned_then_run_by_the_stored_plans(
         (["nothing.py"], "script is 'nothing.py', but there is no such file"),
         (["-m", "no.such"], "module is 'no.such', but"),
         (["--tune", "--apply", "x.py"], "--tune and --apply are given"),
+        (["--apply", "--json", "r.json", "x.py"], "only a recording is written as JSON"),
+        (["--budget", "9", "x.py"], "--budget is given without --tune"),
+        (["--apply", "--calls", "1e6", "x.py"], "--calls is given without --tune"),
         (["--apply", "--store", "missing.db", "nothing.py"], "script is 'nothing.py'"),
     ],
 )

@@ -22,6 +22,15 @@ if TYPE_CHECKING:
     from torchwise.runtime.program.script import Script
 
 MODULE_OPTIONS = ("-m", "--module")
+SEARCH = {
+    "restarts": 1,
+    "allow": "same-precision",
+    "effort": "standard",
+    "budget": None,
+    "compile_timeout": None,
+    "calls": None,
+}
+"""The options of a search, with their defaults."""
 NAMES_PROGRAM = {"allow_interspersed_args": False}
 
 
@@ -74,6 +83,19 @@ def run(
     """
     if tune and apply:
         raise InputError("--tune and --apply are given, but a run is either recorded or uses plans: give one of them")
+    if apply and json:
+        raise InputError("--json and --apply are given, but only a recording is written as JSON: leave one of them out")
+    options: dict[str, Any] = {
+        "restarts": restarts,
+        "allow": allow,
+        "effort": effort,
+        "budget": budget,
+        "compile_timeout": compile_timeout,
+    }
+    if calls is not None:
+        options["calls"] = calls
+    if not tune and (given := _list_words(options)):
+        raise InputError(f"{given[0]} is given without --tune, but only a search uses it: add --tune or leave it out")
     from torchwise.runtime.program.script import Script
 
     script = _find_script(Script, program or [], module)
@@ -82,17 +104,14 @@ def run(
     store = os.path.abspath(store) if store and "://" not in store else store  # the program may change folders
     if apply:
         raise SystemExit(_apply(script, store, report))
-    options: dict[str, Any] = {
-        "restarts": restarts,
-        "allow": allow,
-        "effort": effort,
-        "budget": budget,
-        "compile_timeout": compile_timeout,
-        "store": store,
-    }
-    if calls is not None:
-        options["calls"] = calls
+    options["store"] = store
     raise SystemExit(_record(script, options if tune else None, words, report))
+
+
+def _list_words(options: dict[str, Any]) -> list[str]:
+    """Return the words of a command line that give the options of a search, without defaults."""
+    given = {name: value for name, value in options.items() if value != SEARCH.get(name, value)}
+    return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", f"{value}")]
 
 
 @dataclass(frozen=True)
@@ -171,7 +190,7 @@ def _next_steps(
     if any(module.speedup for module in recording.modules):
         return step("runs it by these plans", "--apply")
     if "calls" not in options:
-        return step("if far more calls follow, as in a server", "--tune", "--calls", "1e6")
+        return step("if far more calls follow, as in a server", "--tune", *_list_words(options), "--calls", "1e6")
     return ()
 
 
