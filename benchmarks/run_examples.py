@@ -93,8 +93,10 @@ def try_program(file: Path, options: argparse.Namespace) -> bool:
     words = [str(file), *([options.rounds] if options.rounds else [])]
     alone, alone_s = run([sys.executable, *words])
     if alone.returncode:
-        print(f"{file.stem}: cannot run here: {alone.stderr.decode().splitlines()[-1]}", flush=True)
-        return True
+        *_, reason = ["no message", *alone.stderr.decode().splitlines()]
+        lacks_library = reason.startswith(ModuleNotFoundError.__name__)
+        print(f"{file.stem}: {'cannot run here' if lacks_library else 'FAILED'}: {reason}", flush=True)
+        return lacks_library
     with tempfile.TemporaryDirectory() as folder:
         store = f"{folder}/store.db"
         torchwise = [sys.executable, "-m", "torchwise"]
@@ -118,7 +120,7 @@ def try_program(file: Path, options: argparse.Namespace) -> bool:
         f"processor time {by_processor}, start-up {start_s:.2f} s; {'; '.join(plans)}",
         flush=True,
     )
-    return is_same and not is_late and max(ratio.high, busy.high) >= 1
+    return is_same and not is_late and min(ratio.high, busy.high) >= 1
 
 
 def run(words: list[str]) -> tuple[subprocess.CompletedProcess[bytes], float]:
