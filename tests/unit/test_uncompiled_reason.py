@@ -15,7 +15,7 @@ from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Measurement
-from torchwise.trial import Job
+from torchwise.trial import Job, experiment
 from torchwise.trial.experiment import PlanCandidate, PlanExperiment
 from torchwise.workload import Example
 from torchwise.workload.train_step import TrainStep
@@ -144,6 +144,14 @@ def test_a_trial_names_the_break_of_a_plan_that_is_not_faster(seconds: float, na
     tried.first_calls()
     found = tried.find_graph_break(Measurement((seconds,) * 9, (1.0,) * 9))
     assert (f"{__file__}:" in found, "`return y * 2 if y.sum() > 0 else y`" in found) == (named, named)
+
+
+@pytest.mark.usefixtures("graphs")
+def test_a_warm_start_pays_for_the_code_of_other_values_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "compile_for_other_values", lambda *_: 1000.0)
+    job = Job("try", WorkloadSpec(f"{__file__}:make_branching"), Plan(backend="counting"), effort=EFFORTS["quick"])
+    tried = PlanExperiment(job, PlanCandidate(job.plan))
+    assert tried.restart(lambda _: None, lambda: Measurement((1.0,) * 9, (1.0,) * 9)).warm_s > 1000.0
 
 
 def test_of_a_training_step_the_model_s_line_is_named() -> None:

@@ -100,6 +100,10 @@ class Experiment:
         self._answers = [FirstAnswer(call, observe) for call in self.calls]
         return self._built_s + self.harness.first_calls(list(self._answers))
 
+    def settle(self) -> float:
+        """Return the seconds of code for other values than the examples'."""
+        return 0.0
+
     def verify(self, stage: Callable[[str], None]) -> Verdict:
         """Compare the candidate with the reference, and with eager at its precision."""
         return self._verify_call() if self.step_runner is None else self._verify_step(self.step_runner, stage)
@@ -215,7 +219,7 @@ class Experiment:
         with self.harness.gradients():
             stage(WorkerStage.WARM_COMPILE)
             self.build()
-            warm_s = self._built_s + self.harness.first_calls(self.calls)
+            warm_s = self.first_calls() + self.settle()
             stage(WorkerStage.MEASURE)
             return Restart(warm_s, self.time_cold(measure(), stage))
 
