@@ -293,6 +293,18 @@ def test_options_that_mean_nothing_are_refused(tmp_path: Path, words: list[str],
     assert said in str(done.exception)
 
 
+@pytest.mark.parametrize("command", ["tune", "sweep"])
+def test_plug_ins_of_this_machine_alone_are_not_for_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    file = manifest(tmp_path, "targets = ['zoo:tutorial.fusion_demo']\ndevices = ['cpu']\n")
+    monkeypatch.setenv("TORCHWISE_PLUGINS", "kernels.py")
+    subject = str(file) if command == "sweep" else "zoo:tutorial.fusion_demo"
+    done = CliRunner().invoke(app, [command, subject, "--device", "cpu", "--launcher", "ray"])
+    assert "TORCHWISE_PLUGINS is 'kernels.py', but names files of this machine" in str(done.exception)
+    assert "an entry point of the group torchwise.choices" in str(done.exception)
+
+
 def test_a_device_that_no_slot_has_is_refused_before_anything_runs() -> None:
     with pytest.raises(InputError, match="needs the device 'cuda', but only cpu is available"):
         choice.check_fit(tasks("a", device="cuda"), [CPU])

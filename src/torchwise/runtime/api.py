@@ -327,7 +327,7 @@ def apply(
     if not isinstance(decision, Decision):
         raise InputError(
             f"decision is {decision!r:.80}, but must be a Decision or a Study: Decision.from_json reads what "
-            "`torchwise plans show` prints"
+            "`torchwise plans show --json FILE` writes"
         )
     model = unwrap(model)
     stale = stale_because(model, decision)

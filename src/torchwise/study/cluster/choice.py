@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from torchwise import environment
 from torchwise.environment import Environment
 from torchwise.errors import InputError
+from torchwise.plan.plug_ins import GROUP, VARIABLE, list_named
 from torchwise.records.listener import Listener
 from torchwise.study.cluster.launcher import RayLauncher, connect, devices_of
 from torchwise.study.cluster.manifest import Task
@@ -20,11 +21,16 @@ LAUNCHERS = ("process", "ray")
 
 
 def check(launcher: str, address: str | None) -> None:
-    """Refuse options that name no launcher."""
+    """Refuse options that name no launcher, and plug-ins that it would not know."""
     if launcher not in LAUNCHERS:
         raise InputError(f"launcher is {launcher!r}, but must be one of {', '.join(LAUNCHERS)}")
     if address and launcher != "ray":
         raise InputError(f"address is {address!r}, but only --launcher ray takes an address")
+    if launcher == "ray" and list_named():
+        raise InputError(
+            f"{VARIABLE} is {os.environ[VARIABLE]!r}, but names files of this machine, which --launcher ray does not "
+            f"send to the nodes: install a package there with an entry point of the group {GROUP}"
+        )
 
 
 def default_device(launcher: str, address: str | None) -> str:
