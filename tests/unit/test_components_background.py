@@ -218,6 +218,21 @@ def test_a_forked_process_waits_for_no_search_of_its_parent(search: Callable[...
 
 
 @torch.no_grad()
+def test_a_container_without_layers_is_searched_for_as_well(search: Callable[..., Any]) -> None:
+    class Empty(torch.nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    manager = CompileManager()
+    call = manager.register(Empty(), "it")
+    search(DONE)
+    call(X)
+    manager.set_mode("development")
+    manager.components["it"].close()
+    wait_until(lambda: not component._searching.locked())
+
+
+@torch.no_grad()
 def test_what_is_closed_gets_no_later_plan(search: Callable[..., Callable[[], None]]) -> None:
     manager = CompileManager()
     call = manager.register(double, "it")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torchwise import environment
-from torchwise.errors import TorchwiseError
+from torchwise.errors import PlanError, TorchwiseError
 from torchwise.plan import Numerics
 from torchwise.plan.space import numerics_of
 from torchwise.plan.workload_spec import LIVE, WorkloadSpec
@@ -53,7 +53,8 @@ class Found:
     @property
     def tuning(self) -> Any:
         """The search in the background, which may go on after a first plan, or None without such a search."""
-        return vars(self.waiting or self.optimized).get("background") if self.config is not None else None
+        holder = self.optimized if self.waiting is None else self.waiting
+        return vars(holder).get("background") if self.config is not None else None
 
     @property
     def served(self) -> Served | None:
@@ -86,8 +87,12 @@ def permits(config: CompileConfig, found: Found) -> bool:
     if found.served is None:
         return True
     decision = found.served.decision
+    try:
+        is_allowed = allowed.allows(numerics_of(decision.plan))
+    except PlanError:  # of a plug-in that is not here: the original answers
+        return True
     is_fast = decision.speedup is not None and decision.speedup.low >= config.minimum_speedup
-    return allowed.allows(numerics_of(decision.plan)) and (is_fast or not config.verify)
+    return is_allowed and (is_fast or not config.verify)
 
 
 def search_in_background(
