@@ -237,6 +237,20 @@ def test_the_printed_commands_lead_from_a_recording_to_a_run_by_plans(
     assert (request.workload.calls, request.workload.restarts) == (5, 1), "as in this run"
 
 
+def test_what_a_package_does_as_it_is_imported_is_recorded(
+    tmp_path: Path, searches: Searches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    package = tmp_path / "calls_at_import"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"{NET}\ncall(5)\nassert sys.argv == ['-m', 'x'], sys.argv")
+    (package / "__main__.py").write_text("import sys\nassert sys.argv == [__file__, 'x'], sys.argv")
+    report = invoke("-m", "calls_at_import", "x")
+    assert any(line.split()[:1] == ["Net"] for line in report.splitlines())
+    with pytest.raises(InputError, match="there is no such module with Python code"):
+        invoke("-m", "calls_at_import.missing")
+
+
 def test_more_calls_than_recorded_are_named(tmp_path: Path, searches: Searches) -> None:
     file = write(tmp_path, "main")
     words = ["--tune", "--store", str(tmp_path / "s.db"), str(file)]

@@ -46,7 +46,10 @@ class Script:
         """
         self._main = ModuleType("__main__")
         self._main.__dict__.update(__builtins__=builtins, __cached__=None)
-        self._code = self._find_module(target) if is_module else self._read_file(target)
+        self._target = target
+        self._code = None if is_module else self._read_file(target)
+        if is_module:
+            self._check_module(target)
         self.name = target if is_module else Path(target).name
         self.was_interrupted = False
         self.words = [*(["-m"] if is_module else []), target, *args]
@@ -62,10 +65,15 @@ class Script:
         sys.modules["__main__"] = self._main
         code: Any = 0
         try:
+            if self._code is None:  # imports the packages around the module, which are part of the program
+                self._code = self._find_module(self._target)
+                sys.argv[0] = self._first_word
             exec(self._code, vars(self._main))
         except SystemExit as error:
             code = error.code
         except BaseException as error:  # a program may raise anything, and ends by it
+            if self._code is None and isinstance(error, InputError):
+                raise
             error.__traceback__ = _without_own_frames(error.__traceback__)
             sys.excepthook(type(error), error, error.__traceback__)
             code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
@@ -93,14 +101,21 @@ class Script:
         self._first_word = target
         return code
 
-    def _find_module(self, target: str) -> CodeType:
+    def _check_module(self, target: str) -> None:
+        """Refuse a module that cannot be there, without an import of its package."""
         _search_in(os.getcwd())
+        self._first_word = "-m"  # as Python says while it looks for the module
         try:
-            spec = importlib.util.find_spec(target)
-            if spec is not None and spec.submodule_search_locations is not None:
-                spec = importlib.util.find_spec(f"{target}.__main__")
+            found = importlib.util.find_spec(target.partition(".")[0])
         except (ImportError, ValueError) as error:
             raise InputError(f"module is {target!r}, but cannot be found: {error}") from None
+        if found is None:
+            raise InputError(f"module is {target!r}, but there is no such module: check PYTHONPATH")
+
+    def _find_module(self, target: str) -> CodeType:
+        spec = importlib.util.find_spec(target)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{target}.__main__")
         loader: Any = None if spec is None else spec.loader
         code: CodeType | None = loader.get_code(spec.name) if spec is not None and hasattr(loader, "get_code") else None
         if spec is None or code is None:
