@@ -68,6 +68,32 @@ def test_nothing_is_left_behind() -> None:
     assert torch.compile is compile
 
 
+def test_what_a_library_put_in_the_place_of_pytorchs_own_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def patched(self: torch.nn.Module, *args: Any) -> Any:
+        seen.append(1)
+        return MODULE_CALL(self, *args)
+
+    monkeypatch.setattr(torch.nn.Module, "__call__", patched)
+    net, own_compile = torch.nn.Linear(4, 2), torch.compile
+    with CallRecorder() as recorder:
+        net(X)
+    net(X)
+    assert len(seen) == 2
+    assert [one.calls for one in recorder.calls] == [1]
+    assert torch.nn.Module.__call__ is patched
+    monkeypatch.setattr(torch, "compile", own_compile)
+    with CallRecorder():
+        below = torch.nn.Module.__call__
+        torch.nn.Module.__call__ = late = lambda *args: below(*args)  # type: ignore[method-assign]
+        torch.compile = late
+    assert torch.nn.Module.__call__ is torch.compile is late
+    with CallRecorder() as recorder:
+        net(X)
+    assert [one.calls for one in recorder.calls] == [1]
+
+
 def test_kinds_of_inputs_are_told_apart_and_weighted() -> None:
     net = Net()
     with CallRecorder() as recorder:

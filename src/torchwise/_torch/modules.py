@@ -46,28 +46,39 @@ class _Here(threading.local):
 
 _here = _Here()
 _hook: CallHook | None = None
+_former_call: Callable[..., Any] = MODULE_CALL
+"""The call of every module without a hook: PyTorch's own, or one that a library has put in its place."""
+_over: Callable[..., Any] | None = None
+"""The call that a library has put over `call_with_hook`, and left there."""
 
 
 def set_call_hook(hook: CallHook | None) -> CallHook | None:
     """Have `hook` answer each call of a module that is not part of another such call, and return the former hook.
 
-    None gives PyTorch's own call back. A forked process begins without a hook. Dynamo traces through.
+    None gives the call back that was there before. A forked process begins without a hook. Dynamo traces through.
     """
-    global _hook
+    global _hook, _former_call, _over
     if hook is not None:
         importlib.import_module("torch._dynamo")  # keeps the call that it finds when it is first imported
     former, _hook = _hook, hook
-    torch.nn.Module.__call__ = MODULE_CALL if hook is None else call_with_hook  # type: ignore[method-assign]
+    is_ours = torch.nn.Module.__call__ is call_with_hook
+    if hook is not None and former is None and not is_ours and torch.nn.Module.__call__ is not _over:
+        _former_call = torch.nn.Module.__call__  # which a library may have put in PyTorch's place
+        torch.nn.Module.__call__ = call_with_hook  # type: ignore[method-assign]
+    elif hook is None and is_ours:
+        torch.nn.Module.__call__ = _former_call  # type: ignore[method-assign]
+    elif hook is None and former is not None:  # a library has put a call over ours, which goes on to call ours
+        _over = torch.nn.Module.__call__
     return former
 
 
 def call_with_hook(module: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a module, by way of the hook unless this is part of such a call."""
     if _is_traced() or _here.within or _hook is None:
-        if DOES_NO_MORE and module._compiled_call_impl is None:
+        if DOES_NO_MORE and _former_call is MODULE_CALL and module._compiled_call_impl is None:
             return module._call_impl(*args, **kwargs)  # a Python call less for each part of a model
-        return MODULE_CALL(module, *args, **kwargs)
-    return answer_by_hook(module, lambda *args, **kwargs: MODULE_CALL(module, *args, **kwargs), args, kwargs)
+        return _former_call(module, *args, **kwargs)
+    return answer_by_hook(module, lambda *args, **kwargs: _former_call(module, *args, **kwargs), args, kwargs)
 
 
 def answer_by_hook(thing: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -68,20 +68,23 @@ class CallRecorder:
         self._lock = threading.RLock()
         self._former: CallHook | None = None
         self._compile: Any = None
+        self._watched: Any = None
         self._begun = 0.0
         self._lost = 0
 
     def start(self) -> Self:
         """Begin to record."""
         self._former = set_call_hook(self._answer)
-        self._compile, torch.compile = torch.compile, watched_compile(torch.compile)
+        self._compile = torch.compile
+        self._watched = torch.compile = watched_compile(torch.compile)
         self._begun = time.perf_counter()
         return self
 
     def stop(self) -> None:
         """Stop recording. The records stay."""
         self.seconds += time.perf_counter() - self._begun
-        torch.compile = self._compile
+        if torch.compile is self._watched:  # and not what a library has put in its place
+            torch.compile = self._compile
         set_call_hook(self._former)
 
     def __enter__(self) -> Self:

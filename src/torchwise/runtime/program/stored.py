@@ -75,14 +75,17 @@ class StoredPlans:
         self._decisions = read_decisions(program, store)
         self._former: CallHook | None = None
         self._compile: Any = None
+        self._watched: Any = None
 
     def __enter__(self) -> Self:
         self._former = set_call_hook(self._answer)
-        self._compile, torch.compile = torch.compile, watched_compile(torch.compile)
+        self._compile = torch.compile
+        self._watched = torch.compile = watched_compile(torch.compile)
         return self
 
     def __exit__(self, *_error: object) -> None:
-        torch.compile = self._compile
+        if torch.compile is self._watched:  # and not what a library has put in its place
+            torch.compile = self._compile
         set_call_hook(self._former)
 
     def _answer(self, thing: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
