@@ -177,12 +177,14 @@ def test_the_budget_of_a_command_counts_the_loading_of_plug_ins(tmp_path: Path) 
 
 def test_a_thread_waits_for_the_plug_ins_that_another_one_loads(site: Path) -> None:
     (site / "acme-1.0.dist-info" / "entry_points.txt").unlink()
-    (site.parent / "slow.py").write_text(f"import time\ntime.sleep(0.5)\n{CHOICES}\nregister_choices()\n")
+    begins = "import sys, time\nsys.begun.set()\ntime.sleep(0.3)\n"
+    (site.parent / "slow.py").write_text(f"{begins}{CHOICES}\nregister_choices()\n")
     code = (
-        "from concurrent.futures import ThreadPoolExecutor\nfrom torchwise.plan import Plan\n"
+        "import sys, threading\nfrom torchwise.plan import Plan\nsys.begun = threading.Event()\n"
         f"text = {plan(transforms=['acme_norm'])!r}\n"
-        "with ThreadPoolExecutor(4) as pool:\n    print(len(list(pool.map(Plan.from_json, [text] * 4))))"
+        "threading.Thread(target=Plan.from_json, args=[text]).start()\n"
+        "sys.begun.wait(60)\nPlan.from_json(text)\nprint('read')"
     )
     (site.parent / "read.py").write_text(code)
     done = run(site.parent, program="read.py", path=str(site), TORCHWISE_PLUGINS="slow.py")
-    assert done.stdout == "4\n", done.stderr
+    assert done.stdout == "read\n", done.stderr
