@@ -267,6 +267,23 @@ def test_kinds_and_modules_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert record.notes == ("2 calls of further modules were not recorded",)
 
 
+@pytest.mark.parametrize("holds", [False, True])
+def test_modules_that_are_thrown_away_leave_room_for_others(holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_test, "MAX_MODULES", 8)
+    monkeypatch.setattr(under_test, "MAX_HELD", 2)
+    net, late = Net(), torch.nn.Sequential(torch.nn.Linear(4, 4))
+    with CallRecorder(holds=holds) as recorder, torch.no_grad():
+        for _ in range(30):
+            torch.nn.Softmax(dim=-1)(net(X))
+        late(X)
+    found = {one.name: one.calls for one in recorder.calls}
+    assert (found["Net"], found["Sequential"]) == (30, 1)
+    assert len(found) <= 8
+    assert sum(found.values()) + recorder._lost == 61
+    kept = [kind.example for one in recorder.calls for kind in one.kinds.values()]
+    assert recorder.kept_bytes == sum(tensor.nbytes for each in kept for tensor in each.tensors())
+
+
 def test_looking_at_calls_is_limited_to_a_part_of_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = under_test.signature_of
 

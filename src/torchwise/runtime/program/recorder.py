@@ -141,7 +141,7 @@ class CallRecorder:
         found = self._by_id.get(id(thing))
         if found is not None and found.live is thing:
             return found
-        if len(self.calls) >= MAX_MODULES:
+        if len(self.calls) >= MAX_MODULES and not self._drop_dead():
             self._lost += 1
             return None
         is_module = isinstance(thing, torch.nn.Module)
@@ -155,6 +155,21 @@ class CallRecorder:
         if self._holds:
             self._hold(found, thing)
         return found
+
+    def _drop_dead(self) -> bool:
+        """Drop modules that are gone, those with the least time, and return whether there were any.
+
+        Several go at once, so that a program that makes a module for each call is not held up at each.
+        """
+        dead = sorted((one for one in self.calls if one.live is None), key=lambda one: one.timed_s)
+        dropped = {id(one) for one in dead[: max(MAX_MODULES // 4, 1)]}
+        for one in dead[: len(dropped)]:
+            self._lost += one.calls
+            copies = [kind.example for kind in one.kinds.values() if kind.example and kind.kept == "real"]
+            self.kept_bytes -= sum(map(bytes_of, map(tensors_of, copies)))
+        self.calls = [one for one in self.calls if id(one) not in dropped]
+        self._by_id = {key: one for key, one in self._by_id.items() if id(one) not in dropped}
+        return bool(dropped)
 
     def _hold(self, found: Calls, thing: Any) -> None:
         """Keep a module alive, in place of the one with the least time if there are many or memory is short."""
@@ -187,9 +202,8 @@ class CallRecorder:
 
     def _keep(self, example: Example, calls: Calls) -> tuple[Example | None, Kept]:
         """Copy inputs before the call, which may write to them. That happens once for each kind."""
-        leaves = State({"": (example.args, dict(example.kwargs))}).leaves().values()
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        tensors = tensors_of(example)
+        size = bytes_of(tensors)
         try:
             with torch.inference_mode(False), torch.no_grad():
                 if self.kept_bytes + size <= self._room:
@@ -204,6 +218,17 @@ class CallRecorder:
             has_parts = isinstance(calls.live, torch.nn.Module) and any(True for _ in calls.live.children())
             calls.is_open = has_parts and not any(kind.example for kind in calls.kinds.values())
         return None, "none"
+
+
+def tensors_of(example: Example) -> list[torch.Tensor]:
+    """Return the tensors of inputs, also those in objects."""
+    leaves = State({"": (example.args, dict(example.kwargs))}).leaves().values()
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def bytes_of(tensors: list[torch.Tensor]) -> int:
+    """Return the memory of tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def is_memory_short() -> bool:
