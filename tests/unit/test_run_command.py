@@ -165,9 +165,11 @@ def test_reports_go_where_the_command_was_given(tmp_path: Path, server: ProgramS
     assert (tmp_path / "r.html").is_file()
 
 
-def test_a_pool_that_a_program_left_open_closes_no_later_one(tmp_path: Path) -> None:
+def test_a_pool_that_a_program_left_open_closes_no_other_one(tmp_path: Path) -> None:
     import concurrent.futures
 
+    earlier = concurrent.futures.ThreadPoolExecutor(1)  # as the compiler has one
+    assert earlier.submit(abs, -1).result() == 1
     file = tmp_path / "pool.py"
     file.write_text(PLAIN["pool"])
     with pytest.MonkeyPatch.context() as patch:
@@ -177,6 +179,8 @@ def test_a_pool_that_a_program_left_open_closes_no_later_one(tmp_path: Path) -> 
         assert Script(str(file), [], is_module=False).run() == 0
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         assert pool.submit(abs, -3).result() == 3
+    assert earlier.submit(abs, -2).result() == 2
+    earlier.shutdown()
 
 
 def test_collections_of_a_program_leave_out_what_torchwise_loaded(tmp_path: Path, server: ProgramServer) -> None:

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
@@ -25,8 +25,11 @@ _OWN = tuple(
     os.path.join(os.path.dirname(torchwise.__file__), *folder, "") for folder in (["runtime", "program"], ["_torch"])
 )
 """Folders of the code that stands between the program and its modules."""
-_POOLS = {"concurrent.futures.thread": "_shutdown", "concurrent.futures.process": "_global_shutdown"}
-"""The modules of pools, with the flag of each that Python's end sets."""
+_POOLS: dict[str, tuple[str, str, Callable[[Any], object]]] = {
+    "concurrent.futures.thread": ("_shutdown", "_threads_queues", lambda queue: queue.put(None)),
+    "concurrent.futures.process": ("_global_shutdown", "_threads_wakeups", lambda wakeup: wakeup.wakeup()),
+}
+"""The modules of pools, with the flag that Python's end sets, their threads, and the way to wake one (Python 3.11)."""
 
 
 class Script:
@@ -60,6 +63,7 @@ class Script:
 
         Its error is printed as Python prints it. `__main__` stays in place, as classes of the program live there.
         """
+        others = set(threading.enumerate())
         gc.freeze()  # or the program's collections would go through all that Torchwise has loaded
         sys.argv = [self._first_word, *self._args]
         sys.modules["__main__"] = self._main
@@ -79,7 +83,7 @@ class Script:
             code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
             self.was_interrupted = code == INTERRUPTED
         try:
-            _wait_for_others()
+            _wait_for_others(others)
         except KeyboardInterrupt:  # as of a server whose threads go on
             code, self.was_interrupted = INTERRUPTED, True
         return _exit_code(code)
@@ -144,9 +148,9 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     return kept[0] if kept else None
 
 
-def _wait_for_others() -> None:
+def _wait_for_others(others: set[threading.Thread]) -> None:
     """Wait for threads and child processes as Python does at its end, so that their calls are recorded."""
-    _end_pools()
+    _end_pools(others)
     while threads := [one for one in threading.enumerate() if _is_waited_for(one)]:
         for thread in threads:
             thread.join()
@@ -159,13 +163,22 @@ def _is_waited_for(thread: threading.Thread) -> bool:
     return not thread.daemon and thread not in (threading.main_thread(), threading.current_thread())
 
 
-def _end_pools() -> None:
-    """End the threads of pools, which wait for work forever, as Python does. New pools work as before."""
-    for name, flag in _POOLS.items():
+def _end_pools(others: set[threading.Thread]) -> None:
+    """End the threads of the program's pools, which wait for work forever, as Python does at its end.
+
+    Pools of `others` go on, such as the compiler's.
+    """
+    for name, (flag, threads_of, wake) in _POOLS.items():
         pool = sys.modules.get(name)
-        if pool is not None and hasattr(pool, "_python_exit"):
-            pool._python_exit()
-            setattr(pool, flag, False)
+        threads = [(thread, end) for thread, end in getattr(pool, threads_of, {}).items() if thread not in others]
+        if pool is None or not threads:
+            continue
+        setattr(pool, flag, True)
+        for _, end in threads:
+            wake(end)
+        for thread, _ in threads:
+            thread.join()
+        setattr(pool, flag, False)
 
 
 def _exit_code(code: Any) -> int:
