@@ -151,7 +151,7 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
 def _wait_for_others(others: set[threading.Thread]) -> None:
     """Wait for threads and child processes as Python does at its end, so that their calls are recorded."""
     _end_pools(others)
-    while threads := [one for one in threading.enumerate() if _is_waited_for(one)]:
+    while threads := [one for one in threading.enumerate() if one not in others and _is_waited_for(one)]:
         for thread in threads:
             thread.join()
     for child in multiprocessing.active_children():
