@@ -59,8 +59,9 @@ PLAIN = {
     ),
     "threads": "import threading, time; threading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()",
     "pool": (
-        "import concurrent.futures as f, time; pool = f.ThreadPoolExecutor(2)\n"
-        "for n in range(3): pool.submit(lambda: (time.sleep(0.05), print('worked')))"
+        "import concurrent.futures as f, sys, time; pool = f.ThreadPoolExecutor(2)\n"
+        # In one write: `print` makes two, between which another thread may write.
+        "for n in range(3): pool.submit(lambda: (time.sleep(0.05), sys.stdout.write('worked\\n')))"
     ),
     "processes": (
         "import concurrent.futures as f, multiprocessing as m\n"
