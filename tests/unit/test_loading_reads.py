@@ -117,7 +117,9 @@ def test_another_target_folder_seed_or_environment_has_another_file(
     for name, value in others.items():
         files.add(reads_file(replace(spec, **{name: value})))
     files.add(reads_file(replace(spec, tolerance=0.2)))
-    files.add(reads_file(replace(spec, tolerance=0.2, metric="score.py:accuracy")))
+    for text in ("def accuracy(model): return 1", "def accuracy(model): return 2"):  # a metric that was corrected
+        (folder / "score.py").write_text(text)
+        files.add(reads_file(replace(spec, tolerance=0.2, metric="score.py:accuracy")))
     files.add(reads_file(replace(spec, objective="throughput", latency_limit=0.1)))
     with monkeypatch.context() as patched:
         patched.setattr(sys, "path", ["/elsewhere", *sys.path])
@@ -126,7 +128,7 @@ def test_another_target_folder_seed_or_environment_has_another_file(
     files.add(reads_file(spec))
     monkeypatch.chdir(folder.parent)
     files.add(reads_file(spec))
-    assert len(files) == 14
+    assert len(files) == 15
     monkeypatch.setenv("COLUMNS", "99")
     assert reads_file(spec) in files
 

@@ -101,6 +101,12 @@ def test_the_error_that_the_user_allows_decides() -> None:
     assert "and 1e-06 is allowed" in failed.reason
 
 
+def test_the_approximation_is_off_by_what_its_choice_says() -> None:
+    x = torch.linspace(-8, 8, 100_001, dtype=torch.float64)
+    off = (use_tanh_gelu(nn.Sequential(nn.GELU()))[0](x) - nn.GELU()(x)).abs().max()
+    assert 1e-4 < off < 5e-4
+
+
 def test_a_structure_that_changes_fails_at_any_tolerance() -> None:
     one, two = nn.GELU(), lambda x: x.double()
     (found,) = check_substitution(one, two, [Example((torch.ones(4),))], 10.0)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import importlib.util
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 from torchwise.errors import InputError
 from torchwise.plan.choice import CHOICES, DIGEST_MARK, Choice, Code, Stage, load_code, load_own_choices, register
 from torchwise.plan.numerics import Numerics
+from torchwise.plan.source_digest import digest_bytes, locate_source
 
 REALIZATION = "torchwise.compile.transforms.own_kernels"
 DIGITS = 6
@@ -54,7 +53,7 @@ def register_kernel(
     trait = f"kernels.{name}"
     choice = Choice(
         "transforms",
-        f"{name}{DIGEST_MARK}{_digest_source(kernel)}",
+        f"{name}{DIGEST_MARK}{_digest_kernel(kernel)}",
         _read_numerics(numerics),
         complexity=2,
         summary=summary or f"a kernel of your own computes every {called.rpartition(':')[2]}",
@@ -100,11 +99,11 @@ def _read_names(field: str, given: Sequence[str], known: tuple[str, ...]) -> tup
     return tuple(given)
 
 
-def _digest_source(kernel: Code) -> str:
+def _digest_kernel(kernel: Code) -> str:
     """Return the first digits of a hash of the file with a kernel, or of its code if no file has it."""
     source = b""
     if isinstance(kernel, str):
-        file = _locate(kernel.partition(":")[0])
+        file = locate_source(kernel)
     else:
         function = inspect.unwrap(kernel.func if isinstance(kernel, functools.partial) else kernel)
         code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
@@ -112,16 +111,7 @@ def _digest_source(kernel: Code) -> str:
         source = code.co_code + repr(code.co_consts).encode() if code else b""
     if file and Path(file).is_file():
         source = Path(file).read_bytes()
-    return hashlib.sha256(source).hexdigest()[:DIGITS]
-
-
-def _locate(module: str) -> str | None:
-    """Return the file of a module, which is not imported, or None."""
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):  # loading the kernel reports it
-        return None
-    return spec.origin if spec else None
+    return digest_bytes(source)[:DIGITS]
 
 
 def _replace(name: str, module: type | str, kernel: Code, call: Callable[..., Any]) -> Any:

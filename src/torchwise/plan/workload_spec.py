@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, get_args
 
 from torchwise.errors import InputError, TargetError, WorkloadError, is_count, is_positive, to_count
 from torchwise.plan.numerics import Numerics
+from torchwise.plan.source_digest import digest_source
 
 if TYPE_CHECKING:
     from torchwise.plan.effort import EffortName
@@ -151,6 +152,12 @@ class WorkloadSpec:
                 "sizes is 'varying', but must be 'as-given' or 'fixed' with a latency limit, as the batch size is then "
                 "chosen on the first example: leave --sizes (sizes) out, or --latency-limit (latency_limit)"
             )
+
+    def list_rules(self) -> list[str]:
+        """List what else makes a study of the same model and inputs another one: a corrected metric judges anew."""
+        metric = self.metric and f"{self.metric} {digest_source(self.metric)}"
+        rules = {"sizes": self.sizes, "tolerance": self.tolerance, "metric": metric}
+        return [f"{name} {rule}" for name, rule in rules.items() if rule not in (None, "as-given")]
 
     @property
     def call_limit_s(self) -> float:

@@ -27,7 +27,7 @@ from torchwise.measure.paired_timing import Mix, Precision, measure_pair
 from torchwise.measure.profile import profile_of
 from torchwise.plan.choice import Code, load_choices, load_code
 from torchwise.plan.trait import DIVISIBLE_BY, Trait
-from torchwise.plan.workload_spec import VaryingDim
+from torchwise.plan.workload_spec import VaryingDim, WorkloadSpec
 from torchwise.records import Inspection, Measurement, WorkerStage
 from torchwise.records.structure_differences import pack_details
 from torchwise.trial.error_origin import Instruments, check_plainly
@@ -120,9 +120,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
                 _traits(workload, shares, plain_call, instruments, stochastic=stochastic),
                 instruments.use("how its batch may be cut", lambda: step_traits(workload), frozenset()),
                 [Trait.PRINTS] if does_print else [],
-                [Trait.SIZES_VARY] if varying else [],
-                [Trait.TOLERANT] if job.workload.tolerance is not None else [],
-                [Trait.SIZES_FIXED] if job.workload.sizes == "fixed" else [],
+                _requested_traits(job.workload, varying),
                 _core_traits(job.workload.device, measurement, steady / len(calls)),
             )
         ),
@@ -185,6 +183,16 @@ def _describe_varying(varying: Sequence[VaryingDim]) -> str:
     dims = [f"dimension {one.dim} of {one.path} ({' and '.join(map(str, one.lengths))})" for one in varying[:MAX_NAMED]]
     rest = ", …" if len(varying) > MAX_NAMED else ""
     return f"sizes vary, and plans are verified at other ones, too: {', '.join(dims)}{rest}"
+
+
+def _requested_traits(spec: WorkloadSpec, varying: Sequence[VaryingDim]) -> list[Trait]:
+    """Return the traits that the user's request gives a workload."""
+    found = {
+        Trait.SIZES_VARY: bool(varying),
+        Trait.SIZES_FIXED: spec.sizes == "fixed",
+        Trait.TOLERANT: spec.tolerance is not None,
+    }
+    return [trait for trait, present in found.items() if present]
 
 
 def _core_traits(device: str, measurement: Measurement, steady_s: float) -> list[Trait]:

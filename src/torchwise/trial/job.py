@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from torchwise.plan import EAGER, Plan, Trait
@@ -109,10 +107,7 @@ class Job:
 
     def identity_of(self, workload: str) -> str:
         """Return the identity of a workload under this job's settings, which change what eager does, and its rules."""
-        spec = self.workload
-        sizes = None if spec.sizes == "as-given" else spec.sizes
-        metric = None if spec.metric is None else f"{spec.metric} {_digest_source(spec.metric)}"
-        rules = [str(rule) for rule in (self.settings, sizes, spec.tolerance, metric) if rule is not None]
+        rules = [*([] if self.settings is None else [str(self.settings)]), *self.workload.list_rules()]
         return hashlib.sha256(" ".join([workload, *rules]).encode()).hexdigest()[:16] if rules else workload
 
     def variables(self) -> dict[str, Any]:
@@ -120,20 +115,6 @@ class Job:
         caches = {"TORCHINDUCTOR_CACHE_DIR": self.cache_dir, "TRITON_CACHE_DIR": f"{self.cache_dir}/triton"}
         plain = {"TORCHWISE_DISABLE": "1"}  # parts of a candidate are plain here: a worker seeks no plans for them
         return {**self.environment, **(caches if self.cache_dir else {}), **plain}
-
-
-def _digest_source(function: str) -> str:
-    """Return the digest of the file that holds a function, named as a target is, or "" if there is none to read.
-
-    A metric that is corrected judges anew.
-    """
-    head = function.rpartition(":")[0]
-    try:
-        spec = None if head.endswith(".py") else importlib.util.find_spec(head)
-        path = head if spec is None else spec.origin
-        return hashlib.sha256(Path(path or "").read_bytes()).hexdigest()[:16]
-    except (OSError, ImportError, ValueError, AttributeError):  # loading it says why
-        return ""
 
 
 class DerivedJob:

@@ -49,8 +49,8 @@ def reads_file(workload: WorkloadSpec) -> Path:
 
     variables = sorted((name, value) for name, value in os.environ.items() if name not in VARYING)
     # All of a request on which the identity depends, and all by which a study is another one.
-    spec = (workload.target, workload.device, workload.mode, workload.seed, workload.batch, workload.sizes)
-    rules = (workload.tolerance, workload.metric, workload.latency_limit is None)
+    spec = (workload.target, workload.device, workload.mode, workload.seed, workload.batch)
+    rules = (workload.list_rules(), workload.latency_limit is None)
     facts = (FORMAT, __version__, sys.version, sys.prefix, os.getcwd(), tuple(sys.path), spec, rules, variables)
     digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
     return Path(user_cache_dir("torchwise"), "targets", f"{digest}.json")

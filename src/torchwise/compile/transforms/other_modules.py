@@ -4,8 +4,7 @@ A copy of the model that shares its parameters has modules of other classes, wit
 
 - An instance norm is a group norm with a group for each channel. PyTorch runs it as a batch norm of a reshaped input,
   whose weights it repeats for each sample. The group norm has a kernel of its own.
-- The approximation of GELU by tanh (https://arxiv.org/abs/1606.08415) is off by up to 5e-4, and several times cheaper
-  than the error function.
+- The approximation of GELU by tanh (https://arxiv.org/abs/1606.08415) is off by up to 5e-4.
 """
 
 from __future__ import annotations

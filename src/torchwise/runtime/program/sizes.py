@@ -27,7 +27,7 @@ from torchwise.runtime.program.calls import Calls, Kind, device_type_of
 from torchwise.runtime.program.recorder import list_examples
 from torchwise.workload import Example
 from torchwise.workload.identity import specify_inputs
-from torchwise.workload.input_spec import InputSpec, TensorSpec
+from torchwise.workload.input_spec import InputSpec, TensorSpec, find_varying_dims
 
 logger = logging.getLogger("torchwise")
 
@@ -230,16 +230,12 @@ def guess_padding(kinds: Sequence[Kind]) -> Padding | None:
     shapes = [shapes_of(kind) for kind in kinds]
     varying: dict[int | str, int | tuple[int, ...]] = {}
     sequences: set[tuple[int, ...]] = set()
-    for path, first in shapes[0].items():
-        by_dim = {dim: tuple(shape[path][dim] for shape in shapes) for dim in range(len(first))}
-        dims = tuple(dim for dim, sizes in by_dim.items() if len(set(sizes)) > 1)
-        if not dims:
-            continue
+    for path, dims in find_varying_dims([str(specify(kind)) for kind in kinds]).items():
         found = _ARGUMENT.fullmatch(path)
         if found is None:  # it lies in a container, where no rule reaches
             return None
         varying[int(found["place"]) if found["place"] else found["name"]] = dims
-        sequences |= {by_dim[dim] for dim in dims}
+        sequences |= {tuple(shape[path][dim] for shape in shapes) for dim in dims}
     return Padding(dict(varying)) if len(sequences) == 1 else None
 
 
