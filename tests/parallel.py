@@ -44,7 +44,9 @@ def use_own_folder(worker: str) -> None:
     A trial would else wait until those of another process have compiled, while the cores idle.
     """
     folder = Path(tempfile.gettempdir(), f"torchwise-tests-{os.getuid()}", worker)
-    folder.mkdir(mode=0o711, parents=True, exist_ok=True)  # tests of rights enter it as another user
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in (folder, folder.parent):
+        each.chmod(0o711)  # tests of rights enter it as another user: an old folder or a umask may not let them
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
 
 
