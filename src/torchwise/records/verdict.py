@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from torchwise.errors import InputError
 from torchwise.former_names import OpenEnum
+from torchwise.plan.requirements import Property
 
 
 class Outcome(StrEnum):
@@ -53,6 +54,9 @@ class CheckName(OpenEnum):
     """The losses of several seeds go the way of eager's."""
     WEIGHTS = "weights"
     """The plain model has the candidate's loss with the weights that the candidate trained."""
+    DETERMINISTIC = Property.DETERMINISTIC.value
+    BATCH_INVARIANT = Property.BATCH_INVARIANT.value
+    BITWISE = Property.BITWISE.value
 
 
 class CheckCause(OpenEnum):
@@ -87,6 +91,8 @@ class Figure(OpenEnum):
     """The candidate's loss at the first step, averaged over the seeds."""
     LAST_LOSS = "last_loss"
     """The same at the last step."""
+    DIFFERING = "differing"
+    """Elements with other bits, where bits are compared."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,20 +107,11 @@ def verify_random_samples(many: Many, alone: Callable[[Call], Any], call: Call, 
 def _make_batch(model: Callable[..., Any], example: Example) -> Example:
     """Return a batch of unlike samples that the model accepts.
 
-    A model may check that probabilities sum to 1, or that whole numbers rise. So more and more values stay as they are.
-
     Raises:
         InputError: the model accepts none, or the samples are alike.
     """
     plain, error = resize_example(example, 0, SAMPLES), None
-    draws: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
-        lambda t: _lower(_scale(_shuffle(t))),
-        lambda t: _scale(_shuffle(t)),
-        _shuffle,
-        lambda t: _shuffle(t) if is_rounded(t) else t,
-        lambda t: t,
-    )
-    for draw in draws:
+    for draw in list_unlike_draws():
         try:
             batch = plain.map_tensors(draw)
             _call(model, batch)
@@ -136,6 +127,20 @@ def _make_batch(model: Callable[..., Any], example: Example) -> Example:
         "all samples of the example are alike, so nothing shows whether one depends on the others: give an example "
         "of unlike samples"
     )
+
+
+def list_unlike_draws() -> list[Callable[[torch.Tensor], torch.Tensor]]:
+    """List functions that make other samples of an input, along its first dimension.
+
+    A model may check that probabilities sum to 1, or that whole numbers rise. So more and more values stay as they are.
+    """
+    return [
+        lambda t: _lower(_scale(_shuffle(t))),
+        lambda t: _scale(_shuffle(t)),
+        _shuffle,
+        lambda t: _shuffle(t) if is_rounded(t) else t,
+        lambda t: t,
+    ]
 
 
 def _shuffle(tensor: torch.Tensor) -> torch.Tensor:
