@@ -2,9 +2,9 @@
 
 Standard output and exit code must be equal each time. `--tune` must end within its budget, 15 % and the time that the
 program takes. Then the program runs alone and by its plans, in alternation, each time in a fresh process. Its own work
-is timed: from its first line to its last, with all libraries loaded before. The ratio is the median over pairs, with
-its interval, of the wall clock and of processor time, which other programs disturb less. Torchwise's own time around
-that is the start-up.
+is timed: from its first line to its last, with all libraries loaded before. A script of the same name does that, and
+is run as it is, too. The ratio is the median over pairs, with its interval, of the wall clock and of processor time,
+which other programs disturb less. The start-up is the time that the command takes longer around that.
 
 It exits with 1 if anything differs, a search is late, or a program is surely slower by its plans.
 
@@ -35,30 +35,16 @@ STARTS_S = 30.0
 """Seconds in which a search starts, imports and ends its workers, beside the program's time and the budget."""
 LIBRARIES = ("torch", "transformers", "diffusers", "pytorch-lightning", "accelerate", "fastapi", "ray", "timm")
 TIMED = """
-import json, os, runpy, sys, time
-words, file = json.loads(sys.argv[1]), sys.argv[2]
-script = next(word for word in words if word.endswith(".py"))
-runpy.run_path(script, run_name="imported")
-from torchwise.runtime.program.script import Script
-run, begun = Script.run, time.perf_counter()
-def timed(self):
-    global began, ended, busy
-    began, busy = time.perf_counter(), time.process_time()
-    code = run(self)
-    ended, busy = time.perf_counter(), time.process_time() - busy
-    return code
-Script.run, sys.argv, code = timed, words, 0
-try:
-    if words[0] == "torchwise":
-        import torchwise.cli
-        torchwise.cli.main()
-    else:
-        code = Script(script, words[1:], is_module=False).run()
-except SystemExit as error:
-    code = error.code
-print(json.dumps([ended - began, busy, time.perf_counter() - begun - (ended - began)]), file=open(file, "w"))
-sys.exit(code)
+import json, runpy, time
+program, file = {program!r}, {file!r}
+runpy.run_path(program, run_name="imported")
+began, busy = time.perf_counter(), time.process_time()
+runpy.run_path(program, run_name="__main__")
+times = time.perf_counter() - began, time.process_time() - busy
+with open(file, "w") as stream:
+    json.dump(times, stream)
 """
+"""A script that runs a program, and writes the times of its own work into a file."""
 
 
 def main() -> int:
@@ -103,15 +89,18 @@ def try_program(file: Path, options: argparse.Namespace) -> bool:
         asked = ["--budget", str(options.budget), *(["--calls", options.calls] if options.calls else [])]
         tuned, tuned_s = run([*torchwise, "run", "--tune", *asked, "--store", store, *words])
         is_late = tuned_s > alone_s + LATE * options.budget + STARTS_S
-        applied = ["torchwise", "run", "--apply", "--store", store, *words]
-        pairs = [time_pair(words, applied, folder, number % 2 == 0) for number in range(options.pairs)]
+        timed = [write_timed(file, folder), *words[1:]]
+        applied = [*torchwise, "run", "--apply", "--store", store, *timed]
+        pairs = [
+            time_pair([sys.executable, *timed], applied, folder, number % 2 == 0) for number in range(options.pairs)
+        ]
         plans = [f"{name}: {newest.plan}" for name, (newest, *_) in read_decisions(file.name, store).items()]
     ends = [tuned, *(each.end for pair in pairs for each in pair)]
     is_same = all((end.stdout, end.returncode) == (alone.stdout, 0) for end in ends)
     ratio = median_interval([plain.own_s / by_plan.own_s for plain, by_plan in pairs])
     busy = median_interval([plain.busy_s / by_plan.busy_s for plain, by_plan in pairs])
     own_s = statistics.median(plain.own_s for plain, _ in pairs)
-    start_s = statistics.median(by_plan.around_s for _, by_plan in pairs)
+    start_s = statistics.median(by_plan.around_s - plain.around_s for plain, by_plan in pairs)
     speed = f"{ratio.mid:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
     by_processor = f"{busy.mid:.2f} [{busy.low:.2f}, {busy.high:.2f}]"
     print(
@@ -132,7 +121,7 @@ def run(words: list[str]) -> tuple[subprocess.CompletedProcess[bytes], float]:
 
 @dataclass(frozen=True)
 class Timed:
-    """The end of a run, the seconds of the program's own work, on the clock and of processors, and those around it."""
+    """The end of a run, the seconds of the program's own work, on the clock and of processors, and all other ones."""
 
     end: subprocess.CompletedProcess[bytes]
     own_s: float
@@ -148,13 +137,20 @@ def time_pair(alone: list[str], applied: list[str], folder: str, is_alone_first:
     return time_program(alone, folder), by_plan
 
 
+def write_timed(program: Path, folder: str) -> str:
+    """Write the script that times a program, under the same name, and return its path."""
+    script = Path(folder) / program.name
+    script.write_text(TIMED.format(program=str(program), file=f"{folder}/times.json"))
+    return str(script)
+
+
 def time_program(words: list[str], folder: str) -> Timed:
     """Run a program, alone or by `torchwise`, and time it."""
-    file = f"{folder}/times.json"
-    end, _ = run([sys.executable, "-c", TIMED, json.dumps(words), file])
+    end, whole_s = run(words)
     if end.returncode:
         raise SystemExit(f"{words} ended with {end.returncode}: {end.stderr.decode()}")
-    return Timed(end, *json.loads(Path(file).read_text()))
+    own_s, busy_s = json.loads(Path(f"{folder}/times.json").read_text())
+    return Timed(end, own_s, busy_s, whole_s - own_s)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from test_program import Searches
 from typer.testing import CliRunner
 
 from program_server import ProgramServer
-from torchwise._torch import modules
 from torchwise.cli import app
 from torchwise.errors import InputError, StorageError
 from torchwise.plan import EAGER
@@ -264,17 +263,22 @@ def test_more_calls_than_recorded_are_named(tmp_path: Path, searches: Searches) 
     assert [(r.workload.calls, r.workload.restarts) for r, _ in searches.asked] == [(1_000_000, 1), (15, 3)]
 
 
-def test_a_program_for_which_no_plan_pays_runs_as_if_alone(
-    tmp_path: Path, searches: Searches, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_for_which_no_plan_pays_runs_alone(tmp_path: Path, searches: Searches) -> None:
     searches.plan = EAGER
     file, store = write(tmp_path, "main"), str(tmp_path / "s.db")
     tuned = invoke("--tune", "--budget", "60", "--effort", "quick", "--store", store, str(file))
     assert "No plan surely pays" in tuned
     words = ["--tune", "--effort", "quick", "--budget", "60.0", "--calls", "1e6"]
     assert printed_command(tuned)[: len(words)] == words
-    monkeypatch.setattr(modules, "call_with_hook", None)  # nothing stands before the modules
-    assert "Net runs as written" in invoke("--apply", "--store", store, str(file))
+    file.write_text(
+        "import gc, sys, traceback\nprint(sys.argv, sys.flags, sys.warnoptions, sys._xoptions, gc.get_freeze_count())\n"
+        "print(sorted(sys.modules), traceback.extract_stack(), sys.path)\nsys.exit(7)"
+    )
+    options, program = ["-W", "ignore::FutureWarning", "-X", "int_max_str_digits=0"], [str(file), "--n", "a b"]
+    alone = python(tmp_path, *options, "-B", *program)
+    applied = python(tmp_path, *options, "-Bm", "torchwise", "run", "--apply", "--store", store, *program)
+    assert (applied.stdout, applied.returncode) == (alone.stdout, 7), "the same process as without Torchwise"
+    assert b"Net runs as written" in applied.stderr
 
 
 def test_ctrl_c_ends_a_server_whose_modules_are_then_tuned(tmp_path: Path, searches: Searches) -> None:

@@ -203,18 +203,17 @@ def _apply(script: Script, store: str | None, report: Report) -> int:
         raise InputError(
             f"the store has no plan for {script.name}: torchwise run --tune with the same program makes them"
         )
-    process = os.getpid()
-    if stays_as_written(decisions):  # nothing stands between the program and its modules
-        code = script.run()
-        notes, rows = [explain_eager(name, newest) for name, (newest, *_) in decisions.items()], []
-    else:
-        from torchwise.runtime.program import StoredPlans
+    if stays_as_written(decisions):
+        notes = [explain_eager(name, newest) for name, (newest, *_) in decisions.items()]
+        report.show(applied_document(script.name, [], notes))
+        script.replace_process()
+    from torchwise.runtime.program import StoredPlans
 
-        with StoredPlans(script.name, store) as plans:
-            code = script.run()
-        notes = list(plans.notes)
-        found = [(name, component.statistics) for name, component in plans.placed]
-        rows = [(name, one.plan, one.optimized, one.original) for name, one in found]
+    process = os.getpid()
+    with StoredPlans(script.name, store) as plans:
+        code = script.run()
+    found = [(name, component.statistics) for name, component in plans.placed]
+    rows = [(name, one.plan, one.optimized, one.original) for name, one in found]
     if os.getpid() == process:
-        report.show(applied_document(script.name, rows, notes))
+        report.show(applied_document(script.name, rows, plans.notes))
     return code

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torchwise
 from torchwise.errors import InputError
@@ -88,6 +88,15 @@ class Script:
             code, self.was_interrupted = INTERRUPTED, True
         return _exit_code(code)
 
+    def replace_process(self) -> NoReturn:
+        """End this process, and have Python run the program alone in its place, with the same process id and streams.
+
+        So nothing that Torchwise has loaded costs the program time: some libraries go through all modules and callers.
+        """
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.execv(sys.executable, [sys.executable, *_list_python_options(), *self.words])
+
     def _read_file(self, target: str) -> CodeType:
         file = Path(target)
         if not file.is_file():
@@ -134,6 +143,17 @@ def _search_in(folder: str) -> None:
     """Have imports look into a folder first, as Python does unless it was told not to."""
     if not sys.flags.safe_path:
         sys.path.insert(0, folder)
+
+
+def _list_python_options() -> list[str]:
+    """Return the options of Python itself on the command line of this process, such as -X dev."""
+    own, given = sys.orig_argv[1:], sys.argv[1:]
+    if own[len(own) - len(given) :] != given:  # a program has called the command line with other words
+        return []
+    *options, _ = own[: len(own) - len(given)]
+    if options and options[-1].startswith("-"):  # -m or -c, perhaps after others, as in -Im
+        options[-1] = options[-1].removesuffix("m").removesuffix("c")
+    return [option for option in options if option != "-"]
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
