@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from types import ModuleType
 
-from torchwise.plan.choice import ANY, Choice, load_choices
+import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "choices.md"
-PLACES = {("cpu", "cuda"): "CPU, GPU", ("cpu",): "CPU", ("cuda",): "GPU"}
-
-
-def row(choice: Choice) -> str:
-    field, value = choice.value if choice.field == "options" else choice.key
-    named = f"`{field}`" if value is True else f"`{field}: {value}`"
-    modes = "" if len(choice.modes) == 2 else f", {choice.modes[0]}"
-    traits = [*choice.required_traits, *(f"no {trait}" for trait, _ in choice.excluded_by)]
-    needs = ", ".join(trait.replace("_", " ") for trait in traits) or "–"
-    where = PLACES[choice.devices] + modes
-    effort = ", or quick with ".join([choice.effort, *filter(None, [" or ".join(choice.quick_with).replace("_", " ")])])
-    return f"| {named} | {choice.summary} | {where} | {choice.numerics} | {effort} | {needs} |"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "choices"
 
 
-def test_every_choice_is_on_the_page_as_it_is() -> None:
-    # How many threads there are to choose from depends on the machine.
-    choices = [choice for choice in load_choices().values() if choice.field != "threads" or choice.value == ANY]
-    table = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
-    assert table == [row(choice) for choice in choices], "\n" + "\n".join(map(row, choices))
+@pytest.fixture
+def script() -> ModuleType:
+    spec = spec_from_loader("choices_script", SourceFileLoader("choices_script", str(SCRIPT)))
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_choice_is_on_the_page_as_it_is(script: ModuleType) -> None:
+    table = [line for line in script.PAGE.read_text().splitlines() if script.is_row(line)]
+    assert table == script.list_rows(), "run scripts/choices"
+
+
+def test_the_script_mends_the_page(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, page = script.PAGE.read_text(), tmp_path / "choices.md"
+    first, second = script.list_rows()[:2]
+    page.write_text(right.replace(f"{first}\n", "").replace(second, "| `old` | nothing |"))
+    monkeypatch.setattr(script, "PAGE", page)
+    script.main()
+    assert page.read_text() == right

@@ -97,13 +97,15 @@ def test_every_option_reaches_the_loop(loop: Loop) -> None:
             "--allow",
             "lower-precision",
         ),
-        *("--seed", 3, "--limit", 20, "--budget", 540, "--no-warm"),
+        *("--seed", 3, "--limit", 20, "--budget", 540, "--no-warm", "--search-budget", 60, "--tolerance", 0.1),
     )
     assert run(*options) == 0
     assert loop.request == BenchRequest(
         (TARGET, "zoo:tutorial.fusion_demo@large"),
         ("eager", "thunder"),
         *("cpu", "training", "throughput", "quick", 7, Numerics.LOWER_PRECISION, 3, 20.0, 540.0, False),
+        search_s=60.0,
+        tolerance=0.1,
     )
 
 
@@ -275,6 +277,9 @@ def test_what_is_left_is_said_with_the_way_on(loop: Loop, capsys) -> None:
         ((TARGET, "--html", "/proc/a.html"), "/proc/a.html cannot be written: "),
         ((TARGET, "--plots", "/proc/none/plots"), "cannot be written: "),
         ((TARGET, "--budget", "0"), "budget is 0.0 s, but must be above 0"),
+        ((TARGET, "--search-budget", "0"), "search budget is 0.0 s, but must be above 0"),
+        ((TARGET, "--search-budget", "9", "--plan", "default"), "a search budget and plans are given"),
+        ((TARGET, "--tolerance", "0"), "tolerance is 0.0, but must be above 0"),
         ((TARGET, "--export", "a.txt"), "a.txt has the suffix '.txt', but must have one of"),
         ((TARGET, "--export", "nowhere/a.md"), "there is no folder"),
         ((TARGET, "--resume", "a.csv"), "a.csv cannot be resumed from: only a .json file holds"),

@@ -501,7 +501,8 @@ def test_the_search_is_not_cut_short_by_the_budget_of_the_benchmark(monkeypatch:
     monkeypatch.setattr("torchwise.bench.run.run_study", search)
     run(Workers(), contenders=("eager", "torchwise"), budget_s=50.0)
     run(Workers(), contenders=("eager", "torchwise"))
-    assert asked == [120.0, 120.0], "the effort's own"
+    run(Workers(), contenders=("eager", "torchwise"), search_s=30.0)
+    assert asked == [120.0, 120.0, 30.0], "the effort's own, or that of the request"
 
 
 def test_our_row_says_what_became_of_every_plan() -> None:

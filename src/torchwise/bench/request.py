@@ -42,6 +42,8 @@ class BenchRequest:
         warm: whether to measure the first call with warm caches, too, in a second process.
         plans: plans for Torchwise to choose from without a search, or empty for a search.
         cold: whether to time contenders with cold processor caches, too.
+        search_s: seconds of each search of Torchwise, or None for those of its effort.
+        tolerance: what substituted operators may change, as in `WorkloadSpec`.
     """
 
     targets: tuple[str, ...]
@@ -58,6 +60,8 @@ class BenchRequest:
     warm: bool = True
     plans: tuple[Plan, ...] = ()
     cold: bool = False
+    search_s: float | None = None
+    tolerance: float | None = None
 
     def __post_init__(self) -> None:
         if not self.targets:
@@ -66,10 +70,12 @@ class BenchRequest:
             raise InputError(f"objective is {self.objective!r}, but must be latency or throughput")
         if self.cold:
             check_times_calls(self.objective)
-        for name in ("limit_s", "budget_s"):
+        for name, word in (("limit_s", "limit"), ("budget_s", "budget"), ("search_s", "search budget")):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise InputError(f"{name.removesuffix('_s')} is {value!r} s, but must be above 0")
+                raise InputError(f"{word} is {value!r} s, but must be above 0")
+        if self.search_s is not None and self.plans:
+            raise InputError("a search budget and plans are given, but with plans nothing is searched: leave one out")
         if self.plans and TORCHWISE not in self.contenders:
             raise InputError(
                 f"plans are for the contender torchwise, but the contenders are {', '.join(self.contenders)}"
@@ -80,7 +86,8 @@ class BenchRequest:
     def study(self, workload: WorkloadSpec) -> Request:
         """Return the request for Torchwise's study of one target."""
         limit_s = self.limit_s if self.plans else None  # a search has its effort's limits
-        return Request(workload, self.allow, self.effort, plans=self.plans or None, limit_s=limit_s)
+        plans = self.plans or None
+        return Request(workload, self.allow, self.effort, self.search_s, plans=plans, limit_s=limit_s)
 
     def workload(self, target: str) -> WorkloadSpec:
         """Return the specification of the workload for one target."""
@@ -91,6 +98,7 @@ class BenchRequest:
             objective=self.objective,  # type: ignore[arg-type]
             calls=self.calls,
             seed=self.seed,
+            tolerance=self.tolerance,
         )
 
 

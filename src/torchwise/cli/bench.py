@@ -21,6 +21,7 @@ from torchwise.cli.options import (
     Keep,
     Seed,
     Store,
+    Tolerance,
     TryPlans,
     html_option,
     json_option,
@@ -47,6 +48,10 @@ Sizes = Annotated[
 ]
 Contenders = Annotated[
     str | None, typer.Option(help="Comma-separated names, or all.", show_default="eager, three modes, torchwise")
+]
+SearchBudget = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Seconds of each search of Torchwise.", show_default="those of the effort"),
 ]
 NoWarm = Annotated[
     bool, typer.Option("--no-warm", help="Skip the second start that measures the first call with warm caches.")
@@ -80,6 +85,8 @@ def bench(
     plan: TryPlans = None,
     limit: Annotated[float, typer.Option(help="Time limit in seconds for one contender on one target.")] = LIMIT_S,
     budget: Budget = None,
+    search_budget: SearchBudget = None,
+    tolerance: Tolerance = None,
     no_warm: NoWarm = False,
     cold: Cold = False,
     export: Export = None,
@@ -126,6 +133,8 @@ def bench(
         warm=not no_warm,
         plans=tuple(resolve_plan(name, resolved, store) for name in plan or ()),
         cold=cold,
+        search_s=search_budget,
+        tolerance=tolerance,
     )
     _run(request, earlier, files, (lambda done: keep_report(done, store)) if keep else None)
 

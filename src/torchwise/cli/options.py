@@ -77,6 +77,14 @@ Allow = Annotated[
         autocompletion=complete("exact", "same-precision", "lower-precision", "substituted"),
     ),
 ]
+Tolerance = Annotated[
+    float | None,
+    typer.Option(
+        help="With --allow substituted: relative error that operators in place of the model's own may cause, or share "
+        "of the metric that may be lost.",
+        show_default="none allowed",
+    ),
+]
 Effort = Annotated[
     str, typer.Option(help="quick, standard or thorough.", autocompletion=complete("quick", "standard", "thorough"))
 ]

@@ -43,14 +43,6 @@ Sizes = Annotated[
         autocompletion=opt.complete("as-given", "varying", "fixed"),
     ),
 ]
-Tolerance = Annotated[
-    float | None,
-    typer.Option(
-        help="With --allow substituted: relative error that operators in place of the model's own may cause, or share "
-        "of the metric that may be lost.",
-        show_default="none allowed",
-    ),
-]
 Metric = Annotated[
     str | None,
     typer.Option(
@@ -101,7 +93,7 @@ def tune(
     memory_limit: MemoryLimit = None,
     latency_limit: LatencyLimit = None,
     sizes: Sizes = "as-given",
-    tolerance: Tolerance = None,
+    tolerance: opt.Tolerance = None,
     metric: Metric = None,
     mode: TuneMode = "inference",
     device: opt.Device = "",

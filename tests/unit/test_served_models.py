@@ -1,0 +1,81 @@
+"""The summary of the models that people serve says where Torchwise is behind, and every target of it can be loaded."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from bench_samples import a_benchmark, a_row, a_spec, ours
+from torchwise.plan import EAGER
+from torchwise.records.benchmark import RowState
+from torchwise.workload.target import find_factory
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("served_models")
+
+
+def describe(served: ModuleType, model: str, *rows: Any) -> str:
+    spec = a_spec(served.name_target(model, served.LEVELS["fp32"]))
+    return "\n".join(served.summarize(a_benchmark(tuple(replace(row, workload=spec) for row in rows)), "fp32"))
+
+
+def test_it_names_a_model_on_which_torchwise_is_behind_the_best_other_way(served: ModuleType) -> None:
+    eager, inductor = a_row("eager", 1.0), a_row("default", 1.2)
+    openvino = a_row("openvino", 2.0)
+    text = describe(served, "mlp", eager, inductor, openvino, ours(1.8, 0.9, rival="openvino"))
+    assert "- mlp: 0.9" in text
+    assert "(openvino)" in text
+    assert "Torchwise over plain Inductor: 1.5" in text
+    text = describe(served, "mlp", eager, inductor, openvino, ours(2.0, 1.0, rival="openvino"))
+    assert "Torchwise is nowhere over 2% behind" in text
+
+
+def test_only_right_answers_count(served: ModuleType) -> None:
+    lacking = a_row("openvino", None, state=RowState.MISSING, reason="openvino is not installed")
+    text = describe(served, "mlp", a_row("eager", 1.0), a_row("default", 1.2), lacking, ours(1.3, 1.1, rival="default"))
+    assert "| missing |" in text
+    assert "nowhere" in text
+    text = describe(served, "mlp", a_row("eager", 1.0), ours(1.0, 1.0, plan=EAGER, rival="eager"))
+    assert "1.00× [1.00, 1.00] (eager)" in text
+    assert "plain Inductor: no model yet" in text
+
+
+def test_every_target_of_the_file_exists_in_both_numbers(served: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(BENCHMARKS.parent)
+    for model in set(served.MODELS) - set(served.HF):
+        for level in served.LEVELS.values():
+            assert callable(find_factory(served.name_target(model, level)))
+
+
+def test_a_run_continues_its_file_and_leaves_out_unknown_contenders(
+    served: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: commands.append(command))
+    level = served.Level(is_bf16=True, allow="same-precision", contenders=("eager", "unheard-of", "torchwise"))
+    monkeypatch.setitem(served.LEVELS, "bf16", level)
+    options = argparse.Namespace(models=["mlp", "gpt2_decode"], budget=9.0, effort="quick", tolerance=0.1)
+    served.run("bf16", tmp_path / "a.json", options, time.monotonic() + 50)
+    assert "no contender unheard-of" in capsys.readouterr().out
+    assert [command[4] for command in commands] == [
+        f"{served.FILE}:mlp_bf16",
+        "hf:gpt2@decode,length=128,dtype=bfloat16",
+    ]
+    for command in commands:
+        assert command[command.index("--resume") + 1] == str(tmp_path / "a.json")
+        assert command[command.index("--contenders") + 1] == "eager,torchwise"
+    served.run("bf16", tmp_path / "a.json", options, time.monotonic() - 1)
+    assert len(commands) == 2, "no row starts after the end"
