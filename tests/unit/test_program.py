@@ -16,6 +16,7 @@ import torch
 import torchwise as tw
 from builders import a_study
 from live_decisions import make_decision
+from torchwise._torch.modules import MODULE_CALL
 from torchwise.compile.backends import inductor
 from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
@@ -260,6 +261,14 @@ def test_compiled_functions_and_modules_get_plans_too(searches: Searches, tmp_pa
     with StoredPlans(program.__qualname__, store) as plans:
         program()
     assert [component.statistics.optimized for _, component in plans.placed] == [3, 3]
+    with StoredPlans(program.__qualname__, store) as plans, torch.no_grad():
+        torch.nn.Sequential(net)(X)
+        assert torch.nn.Module.__call__ is MODULE_CALL, "nothing stands before modules without a plan"
+        assert not hasattr(torch.compile(len, backend="eager"), "compiled_from"), "nor before such functions"
+    assert [name for name, _ in plans.placed] == ["Net"]
+    assert [note for note in plans.notes if "none was called" in note] == [
+        f"{program.__qualname__}.<locals>.<lambda> has a plan, but none was called"
+    ]
 
 
 def test_recorders_may_nest() -> None:

@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
+from torchwise._torch.call_hook import is_hooked
 from torchwise._torch.dynamo import SILENT_CALLS
-from torchwise._torch.modules import CALL_IMPL, DOES_NO_MORE, HAS_GLOBAL_HOOK, MODULE_CALL, call_with_hook
+from torchwise._torch.modules import CALL_IMPL, DOES_NO_MORE, HAS_GLOBAL_HOOK, MODULE_CALL
 from torchwise.errors import UnsupportedError
 
 LIBRARY = "torch.nn.modules."
@@ -58,7 +59,7 @@ def has_own_call(cls: type[torch.nn.Module]) -> bool:
     """Whether calling an instance differs from `torch.nn.Module`, by a `__call__` of a class's own."""
     calls = (vars(each)["__call__"] for each in cls.__mro__ if "__call__" in vars(each))
     own = next(call for call in calls if not _adds_nothing(call))
-    return not DOES_NO_MORE or (own is not BY_TORCH and own is not call_with_hook)
+    return not DOES_NO_MORE or (own is not BY_TORCH and not is_hooked(own))
 
 
 def _adds_nothing(call: Any) -> bool:

@@ -18,8 +18,8 @@ from typing import Any, Self
 import psutil
 import torch
 
+from torchwise._torch.call_hook import CallHook, answer_by_hook, call_with_parts_apart, set_call_hook, take_all_calls
 from torchwise._torch.dispatch import is_transforming
-from torchwise._torch.modules import CallHook, answer_by_hook, call_with_parts_apart, set_call_hook
 from torchwise.compile import signature_of
 from torchwise.plan.workload_spec import Mode
 from torchwise.records import format as show
@@ -74,7 +74,7 @@ class CallRecorder:
 
     def start(self) -> Self:
         """Begin to record."""
-        self._former = set_call_hook(self._answer)
+        self._former = set_call_hook(CallHook(self._answer))
         self._compile = torch.compile
         self._watched = torch.compile = watched_compile(torch.compile)
         self._begun = time.perf_counter()
@@ -247,15 +247,18 @@ def list_examples(kinds: list[Kind], weights: list[float]) -> tuple[Example, ...
     return tuple(replace(with_values(k.example), weight=w) for k, w in found if k.example is not None and w > 0)
 
 
-def watched_compile(compile: Any) -> Any:
-    """Return `torch.compile` whose functions go by the hook, as calls of modules do."""
+def watched_compile(compile: Any, is_watched: Callable[[Any], bool] = lambda _: True) -> Any:
+    """Return `torch.compile` whose results go by the hook, if `is_watched` of what they are made from."""
 
     @functools.wraps(compile)
     def watched(model: Any = None, *args: Any, **kwargs: Any) -> Any:
         if model is None:
             return functools.partial(watched, **kwargs)
         compiled = compile(model, *args, **kwargs)
-        if isinstance(model, (type, torch.nn.Module)) or not callable(compiled):
+        if isinstance(model, type) or not callable(compiled) or not is_watched(model):
+            return compiled
+        if isinstance(model, torch.nn.Module):  # its result has a class of PyTorch's
+            take_all_calls()
             return compiled
 
         def run(*args: Any, **kwargs: Any) -> Any:

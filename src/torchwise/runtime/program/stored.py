@@ -11,11 +11,11 @@ from typing import Any, Self
 
 import torch
 
-from torchwise._torch.modules import CallHook, call_with_parts_apart, set_call_hook
+from torchwise._torch.call_hook import CallHook, call_with_parts_apart, set_call_hook
 from torchwise.plan.workload_spec import LIVE
 from torchwise.records import Decision
 from torchwise.runtime.components.component import Component
-from torchwise.runtime.program.decisions import explain_eager, read_decisions
+from torchwise.runtime.program.decisions import explain_eager, read_decisions, stays_as_written
 from torchwise.runtime.program.placement import config_of, place_decision, workload_of
 from torchwise.runtime.program.recorder import autocast_dtype, original_of, watched_compile
 from torchwise.runtime.staleness import stale_because
@@ -57,6 +57,8 @@ def _form_of(thing: Any) -> Hashable:
 class StoredPlans:
     """Places a stored plan in front of each module of a program that was tuned, at its first call in the plan's mode.
 
+    Modules of classes without a plan are called as if there was no hook.
+
     Attributes:
         placed: the name of each module that was called first in its place, with its component.
         notes: why a tuned module runs as written.
@@ -73,33 +75,44 @@ class StoredPlans:
         self._store = store
         self._seen: dict[int, _Seen] = {}
         self._decisions = read_decisions(program, store)
+        planned = {name for name, several in self._decisions.items() if not stays_as_written({name: several})}
+        for name in sorted(self._decisions.keys() - planned):
+            self.notes[explain_eager(name, self._decisions[name][0])] = None
+        self._classes = frozenset(name for name in planned if not name.endswith(OTHER_SIZES))
+        self._called: set[str] = set()
         self._former: CallHook | None = None
         self._compile: Any = None
         self._watched: Any = None
 
     def __enter__(self) -> Self:
-        self._former = set_call_hook(self._answer)
+        self._former = set_call_hook(CallHook(self._answer, self._classes))
         self._compile = torch.compile
-        self._watched = torch.compile = watched_compile(torch.compile)
+        self._watched = torch.compile = watched_compile(torch.compile, self._is_planned)
         return self
 
     def __exit__(self, *_error: object) -> None:
         if torch.compile is self._watched:  # and not what a library has put in its place
             torch.compile = self._compile
         set_call_hook(self._former)
+        for name in sorted(self._classes - self._called):
+            self.notes[f"{name} has a plan, but none was called"] = None
 
     def _answer(self, thing: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         seen = self._seen.get(id(thing))
         if seen is None or seen.weakly() is not thing:
             weakly = weakref.ref(thing, functools.partial(self._forget, id(thing)))
             seen = self._seen[id(thing)] = _Seen(weakly, name_of(thing))
-        if (decisions := self._decisions.get(seen.name)) is None:  # its parts may have been tuned in its place
+        if seen.name not in self._classes:  # its parts may have been tuned in its place
             return call_with_parts_apart(run, args, kwargs)
+        self._called.add(seen.name)
         if not seen.is_placed and (form := _form_of(thing)) not in seen.forms:
             seen.forms.add(form)
-            if (component := self._place(thing, seen, decisions)) is not None:
+            if (component := self._place(thing, seen)) is not None:
                 return component.answer(run, args, kwargs)
         return run(*args, **kwargs)
+
+    def _is_planned(self, model: Any) -> bool:
+        return name_of(model) in self._classes
 
     def _forget(self, key: int, _reference: object) -> None:
         self._seen.pop(key, None)
@@ -109,13 +122,13 @@ class StoredPlans:
         others = self._decisions.get(name + OTHER_SIZES, ())
         return next((one for one in others if one.structure == decision.structure), None)
 
-    def _place(self, thing: Any, seen: _Seen, decisions: list[Decision]) -> Component | None:
+    def _place(self, thing: Any, seen: _Seen) -> Component | None:
         name = seen.name
         try:
             config = config_of(thing, autocast_dtype(thing), self._store)
             workload = workload_of(thing, config)
             reasons = []
-            for decision in decisions:
+            for decision in self._decisions[name]:
                 if (stale := stale_because(workload, decision)) is None:
                     others = self._find_others(name, decision)
                     component = place_decision(thing, name, decision, config, others=others)
