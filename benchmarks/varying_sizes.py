@@ -5,16 +5,21 @@ verified against eager first. Ratios are of eager's time to the time of each way
 bootstrap intervals. "static" compiles the same plan for one size each, as the best that a plan could be. A compilation
 is a graph that Inductor compiled for the way, at all sizes together.
 
+The processor of `energy_flow` keeps its flows in slots, so that its inputs keep their sizes. The number of live flows
+changes inside the call. It is tuned as it is given.
+
 Run it: python benchmarks/varying_sizes.py --out varying.md
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import functools
 import platform
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,9 +29,11 @@ from torch._dynamo.utils import counters
 
 import torchwise
 from torchwise.compile import compile_plan
+from torchwise.plan.workload_spec import Sizes
 from torchwise.records.statistics import ratio_interval
 from torchwise.workload import Example
 from torchwise.workload.target import load
+from torchwise.workload.workload import resize_example
 from torchwise_models.zoo.ivhl.field import field_superposition
 
 ROUNDS, CALLS = 21, 3
@@ -37,6 +44,20 @@ HALF = 0.5
 """Share of the speed-up of a plan of one size that the plan for all sizes must have."""
 FIELD_SIZES = [(grid, sources) for grid in (512, 1000, 2048, 4096, 8192) for sources in (10, 20, 50)]
 FLOWS = (3, 17, 64, 100, 200, 333, 512)
+LIVE = (8, 5, 1, 3, 0, 7)
+"""Live flows in the eight slots of the processor."""
+
+
+@dataclass(frozen=True)
+class Program:
+    name: str
+    call: Callable[..., Any]
+    first: Any
+    """The size that it is tuned at."""
+    sizes: list[Any]
+    draw: Callable[[Any], tuple[Any, ...]]
+    expected: Sizes
+    """What is said of the sizes to come."""
 
 
 def draw_field(size: tuple[int, int], device: str) -> tuple[Any, ...]:
@@ -54,6 +75,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--budget", type=float, default=120.0)
+    parser.add_argument("--only", action="append", help="the name of a program, once or more")
     parser.add_argument("--out", type=Path, help="Markdown file for the results")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -64,18 +86,14 @@ def main() -> int:
         f"{card}, torch {torch.__version__}, {torch.get_num_threads()} threads. `{Path(__file__).name}`: "
         f"{ROUNDS} rounds of {CALLS} calls.",
     ]
-    neuron = load("zoo:energy_flow.neuron", device=options.device)
-    given = neuron.examples[0].args
-    programs: list[tuple[str, Any, Any, list[Any], Callable[[Any], tuple[Any, ...]]]] = [
-        ("field", field_superposition, (3000, 30), FIELD_SIZES, lambda size: draw_field(size, options.device)),
-        ("energy_flow.neuron", neuron.call, len(given[0]), list(FLOWS), lambda size: draw_flows(given, size)),
-    ]
     good = True
     with torch.no_grad():
-        for name, call, first, sizes, draw in programs:
-            rows, summary, is_good = compare(call, draw(first), sizes, draw, options.device, options.budget)
+        for program in list_programs(options.device):
+            if options.only and program.name not in options.only:
+                continue
+            rows, summary, is_good = compare(program, options.device, options.budget)
             good &= is_good
-            lines += ["", f"## {name}, tuned at {first}", "", summary, "", *rows]
+            lines += ["", f"## {program.name}, tuned at {program.first}", "", summary, "", *rows]
     text = "\n".join(lines) + "\n"
     print(text)
     if options.out:
@@ -83,19 +101,41 @@ def main() -> int:
     return 0 if good else 1
 
 
-def draw_flows(given: tuple[torch.Tensor, ...], count: int) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.rand(count, *tensor.shape[1:], dtype=tensor.dtype, device=tensor.device) for tensor in given)
+def list_programs(device: str) -> Iterator[Program]:
+    yield Program(
+        "field", field_superposition, (3000, 30), FIELD_SIZES, lambda size: draw_field(size, device), "varying"
+    )
+    for name in ("energy_flow.neuron", "energy_flow.fused_step"):
+        flows = load(f"zoo:{name}@small", device=device)
+        given = flows.examples[0]
+        first = len(given.tensors()[0])
+        yield Program(name, flows.call, first, list(FLOWS), functools.partial(draw_flows, given), "varying")
+    flows = load("zoo:energy_flow.processor@small", device=device)
+    (storage,) = flows.examples[0].args
+    live = int(storage.active.sum())
+    yield Program(
+        "energy_flow.processor", flows.call, live, list(LIVE), functools.partial(draw_live, storage), "as-given"
+    )
 
 
-def compare(
-    call: Any,
-    args: tuple[Any, ...],
-    sizes: list[Any],
-    draw: Callable[[Any], tuple[Any, ...]],
-    device: str,
-    budget: float,
-) -> tuple[list[str], str, bool]:
-    study = torchwise.tune(call, args, sizes="varying", calls=10**8, effort="quick", budget=budget)
+def draw_flows(given: Example, count: int) -> tuple[Any, ...]:
+    return resize_example(given, 0, count).args
+
+
+def draw_live(storage: Any, live: int) -> tuple[Any, ...]:
+    """Return the storage with so many live flows, anywhere in it."""
+    slots = len(storage.active)
+    active = torch.zeros(slots, dtype=torch.bool)
+    active[torch.randperm(slots)[:live]] = True
+    active = active.to(storage.active.device)
+    ids = torch.where(active, torch.arange(slots, device=active.device), torch.full_like(storage.ids, -1))
+    return (storage._replace(active=active, ids=ids),)
+
+
+def compare(program: Program, device: str, budget: float) -> tuple[list[str], str, bool]:
+    call, draw = program.call, program.draw
+    args = draw(program.first)
+    study = torchwise.tune(call, args, sizes=program.expected, calls=10**8, effort="quick", budget=budget)
     plan, fast = study.decision.plan, torchwise.apply(call, study)
     ways: dict[str, Callable[..., Any]] = {
         "ours": fast,
@@ -105,9 +145,10 @@ def compare(
     compiled = dict.fromkeys([*ways, "static"], 0)
     rows = ["| size | eager, us | " + " | ".join([*ways, "static"]) + " |", "|---|---|" + "---|" * (len(ways) + 1)]
     worst = 1.0
-    for size in sizes:
+    for size in program.sizes:
         given = draw(size)
-        static = renewed(call)
+        # Only a module has a form of its own, or an RNN that is found in it.
+        static = copy.deepcopy(call) if plan.transforms and isinstance(call, torch.nn.Module) else renewed(call)
         # A plan that serves all sizes serves one as a plan for one size does, but for its code.
         one = compile_plan(static, replace(plan, shapes="static"), Example(given), device=device, mode="inference").call
         racers = {**ways, "static": one if plan.backend != "eager" else call}
