@@ -38,6 +38,7 @@ from torchwise.study import Request
 from torchwise.study.apply_approvals import ApprovalPolicy
 from torchwise.trial.job import Attempt
 from torchwise.workload import Example, Workload
+from torchwise.workload.identity import describe_example
 
 THREADS = Plan(threads=1)
 SERVE = Path(__file__).parents[1] / "targets" / "serve.py"
@@ -606,6 +607,91 @@ def test_a_later_tier_must_be_better_than_what_answers() -> None:
     assert [news.kind for news in told] == ["stays"]
     found, _ = prepare_results(Workers({COMPILED: 4.0}), Interval(2.9, 3.0, 3.1))
     assert found is not None
+
+
+def call_often(fast: Any, x: torch.Tensor, times: int = 1001) -> None:
+    for _ in range(times):
+        fast(x)
+
+
+def wait_for_promotions(fast: Any, number: int) -> bool:
+    """Wait until so many plans were swapped in, as a second search begins in a thread of its own."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        if [news.kind for news in fast.background.news].count("promoted") == number and fast.background.wait(30):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.fixture
+def orders(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Workload, Order]]:
+    """Note each order that is written."""
+    written: list[tuple[Workload, Order]] = []
+    real = tuning.write_order
+
+    def note_order(workload: Workload, order: Order) -> Path:
+        written.append((workload, order))
+        return real(workload, order)
+
+    monkeypatch.setattr(tuning, "write_order", note_order)
+    return written
+
+
+def test_sizes_that_miss_too_often_get_a_plan_behind_the_first_one(
+    child: Callable[..., None], orders: list[tuple[Workload, Order]]
+) -> None:
+    model, others = Model().eval(), [torch.randn(rows, 8) for rows in (6, 9)]
+    child(build_promotion(model), DONE)
+    with torch.no_grad():
+        fast = optimize_model(model, budget=90)
+        assert fast.background.wait(30)
+        decision = make_decision(model, Plan(threads=2), others[0])
+        decision = replace(decision, inputs=tuple(describe_example(Example((x,))) for x in others))
+        child(codec.to_json(Message("promoted", "for other sizes", decision.to_json())), DONE)
+        call_often(fast, others[0], 990)
+        assert len(orders) == 1, "few calls say nothing"
+        call_often(fast, others[1], 20)
+        assert wait_for_promotions(fast, 2)
+        missed = fast.statistics.original[FallbackReason.INPUTS_NOT_VERIFIED]
+        for x in (X, *others):
+            torch.testing.assert_close(fast(x), model(x))
+        assert fast.statistics.optimized == 3, "both plans answer now"
+        assert fast.statistics.original[FallbackReason.INPUTS_NOT_VERIFIED] == missed
+        call_often(fast, torch.randn(3, 8))
+    assert len(orders) == 2, "it searches once more, and not for ever"
+    workload, order = orders[1]
+    assert [tuple(example.args[0].shape) for example in workload.examples] == [(4, 8), (6, 8), (9, 8)]
+    assert [example.weight for example in workload.examples[:2]] == [1.0, 990.0], "the mix that came"
+    assert order.request.workload.sizes == "varying"
+    assert order.request.budget_s == 90
+
+
+@pytest.mark.parametrize("what", ["stopped", "frozen", "fixed", "a few", "another type"])
+def test_nothing_is_learnt_where_nothing_should_be(
+    child: Callable[..., None], orders: list[tuple[Workload, Order]], what: str
+) -> None:
+    model = Model().double().eval() if what == "another type" else Model().eval()
+    child(build_promotion(model), DONE)
+    x = torch.randn(6, 8, dtype=torch.float64 if what == "another type" else torch.float32)
+    with torch.no_grad():
+        fast = optimize_model(model, sizes="fixed" if what == "fixed" else "as-given")
+        assert fast.background.wait(30)
+        if what == "stopped":
+            fast.background.stop()
+        if what == "frozen":
+            torchwise.freeze(fast)
+        if what == "another type":
+            swap(fast, Dispatcher(model, make_decision(model, THREADS, X), learn=fast.background.learn))
+        if what == "a few":  # 4 % of all calls
+            swap(fast, Dispatcher(model, make_decision(model, THREADS, X), learn=fast.background.learn))
+            call_often(fast, X, 1000)
+        call_often(fast, x, 40 if what == "a few" else 1001)
+    for thread in threading.enumerate():
+        if thread.name == "torchwise-learning":
+            thread.join(20)
+    assert len(orders) == 1
+    assert fast.statistics.original[FallbackReason.INPUTS_NOT_VERIFIED] >= 40
 
 
 class Counts(torch.nn.Module):

@@ -20,7 +20,7 @@ from torchwise.alerts import heard
 from torchwise.compile.backends import inductor
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Interval
-from torchwise.runtime import FallbackReason, Statistics, monitors
+from torchwise.runtime import Dispatcher, FallbackReason, Statistics, monitors
 from torchwise.runtime import step as step_module
 from torchwise.runtime.components import CompileManager
 from torchwise.runtime.components.config import VARIABLE
@@ -222,6 +222,41 @@ def test_a_failed_search_for_a_component_raises_an_alert() -> None:
         call(X), call(X)
     assert [alert.kind for alert in alerts] == ["search_failed"]
     assert "component double runs its original code until clear(): the search" in alerts[0].message
+
+
+def test_calls_on_other_inputs_are_counted_by_what_differs_and_only_so_many_kinds() -> None:
+    fast = torchwise.apply(torch.sin, make_decision(torch.sin, Plan(threads=1), torch.ones(4)))
+    with torch.no_grad():
+        for length in (4, 5, 5, *range(6, 40)):
+            fast(torch.ones(length))
+    counts = fast.statistics.snapshot()["unverified"]
+    assert counts["input 0 is float32[5] (1,), was float32[4] (1,)"] == 2
+    assert (len(counts), sum(counts.values())) == (21, 36)
+    assert counts["other"] == 15
+
+
+def test_sizes_that_never_come_twice_are_learnt_from_as_well() -> None:
+    learnt: list[int] = []
+    decision = make_decision(torch.sin, Plan(threads=1), torch.ones(4))
+    served = Dispatcher(torch.sin, decision, learn=lambda kinds: learnt.append(len(kinds)))
+    with torch.no_grad():
+        for length in range(5, 1010):
+            served(torch.ones(length))
+    assert learnt == [20], "told once, of those that came first"
+
+
+def test_the_share_of_calls_that_miss_begins_anew_with_another_plan(caplog: pytest.LogCaptureFixture) -> None:
+    counts = Statistics()
+    counts.reasons[FallbackReason.INPUTS_NOT_VERIFIED] = 900
+    served = Dispatcher(torch.sin, make_decision(torch.sin, Plan(threads=1), X), statistics=counts)
+    with torch.no_grad():
+        for _ in range(1100):
+            served(X)
+        served(torch.ones(1))
+        assert "went to the original" not in caplog.text
+        for _ in range(100):
+            served(torch.ones(1))
+    assert "of 1,158 calls went to the original" in caplog.text
 
 
 @pytest.mark.parametrize("reason", FallbackReason)

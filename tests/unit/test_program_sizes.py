@@ -105,7 +105,8 @@ def test_one_size_warns_once_with_the_shape_and_the_way_out(
     assert count_calls(report.modules[0]) == (1, {NOT_VERIFIED: 3})
     assert [record.message for record in caplog.records] == [
         "torchwise: the original answers, because the plan was not verified on inputs of this shape, type or value "
-        "(input 0 is float32[7, 4] (4, 1), was float32[3, 4] (4, 1)): tune with such an example, too"
+        "(input 0 is float32[7, 4] (4, 1), was float32[3, 4] (4, 1)): tune with such an example, too, or if sizes vary "
+        'with sizes="varying"'
     ]
 
 

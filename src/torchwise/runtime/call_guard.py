@@ -179,6 +179,10 @@ class VerifiedInputs:
         """
         return any(self._form_of(same) in self._forms for same in self._read_both_ways(spec))
 
+    def cover_form(self, spec: InputSpec) -> bool:
+        """Whether they have the same form but for sizes and strides."""
+        return any(spec.strip_sizes() == verified.strip_sizes() for verified in self._specs)
+
     def describe_difference(self, spec: InputSpec) -> str:
         """Name the inputs that differ from the closest verified ones, such as "mask is bool[9] (1,), was bool[5] (1,)".
 

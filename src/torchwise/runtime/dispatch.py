@@ -24,6 +24,7 @@ from torchwise.runtime.call_guard import CallGuard, Known, VerifiedInputs, is_of
 from torchwise.runtime.circuit_breaker import FROZEN_CHANGED, PlanCircuits
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.input_writes import OVERLAPS, InputSnapshot, InputWrites, OverlapError
+from torchwise.runtime.missed_inputs import Missed, MissedInputs
 from torchwise.runtime.monitors import Canary, Latency, SpeedMonitor
 from torchwise.runtime.served import FREED, FROZEN, NOT_VERIFIED, LivePlan, Recipe, Served, refusal_of_copy
 from torchwise.runtime.statistics import Statistics
@@ -56,6 +57,7 @@ class Dispatcher(Served):
         answer_instead: answers the calls that the plan does not, in place of the original.
         find_change: finds a change of the model or around the call, by default with a `CallGuard`.
         find_unlike: returns why the plan does not answer a call of a new signature, even if it was verified for it.
+        learn: told once of the calls on inputs that the plan was not verified on, if too many are of other sizes.
 
     Raises:
         InputError: `canary` is no number of calls, or the plan is one for training, whose gradients no comparison sees.
@@ -74,6 +76,7 @@ class Dispatcher(Served):
         answer_instead: Callable[..., Any] | None = None,
         find_change: Callable[[], Fallback | None] | None = None,
         find_unlike: Callable[[tuple[Any, ...], dict[str, Any]], Fallback | None] | None = None,
+        learn: Callable[[tuple[Missed, ...]], None] | None = None,
     ) -> None:
         super().__init__(original, decision, refusal, statistics, answer_instead=answer_instead)
         self.borrow = borrow
@@ -83,7 +86,7 @@ class Dispatcher(Served):
         self._last: Known | None = None  # for the last signature that a plan answered at length
         self._served: set[Signature] = set()  # signatures that the plan has answered at any time
         self._verified = VerifiedInputs(decision.inputs, dynamic=decision.plan.shapes == "dynamic")
-        self._unverified: Fallback | None = None  # that the first inputs of another form were not verified
+        self._missed, self._learn = MissedInputs(self._verified), learn
         self._writes = InputWrites(original, self._verified)
         self._circuits = PlanCircuits()
         self._lock = threading.Lock()
@@ -148,7 +151,7 @@ class Dispatcher(Served):
         """Answer a call whose signature is new or not verified, or whose state may differ from the verification's."""
         fallback = self._find_fallback(key, args, kwargs)
         if fallback is NOT_VERIFIED:
-            fallback = self._name_first_unverified(args, kwargs)
+            return self.answer_unverified(key, args, kwargs)
         fallback = fallback or self._circuits.admit(key)
         if fallback is not None:
             return self.answer_by_original(fallback, args, kwargs)
@@ -339,12 +342,14 @@ class Dispatcher(Served):
             return elsewhere
         return None if self._verified.cover(specify_inputs(Example(args, kwargs))) else NOT_VERIFIED
 
-    def _name_first_unverified(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback:
-        """Return that the plan was not verified on some inputs, with the first such ones, as one warning is enough."""
-        if self._unverified is None:
-            differences = self._verified.describe_difference(specify_inputs(Example(args, kwargs)))
-            self._unverified = Fallback(FallbackReason.INPUTS_NOT_VERIFIED, differences)
-        return self._unverified
+    def answer_unverified(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call on inputs that the plan was not verified on: by the original."""
+        missed, counts = self._missed, self.statistics
+        fallback = missed.note(key, args, kwargs, counts)
+        if self._learn is not None and self._fallbacks.are_too_many(missed.other_sizes, counts):
+            learn, self._learn = self._learn, None
+            learn(missed.list_other_sizes())
+        return self.answer_by_original(fallback, args, kwargs)
 
     def _may_share_memory(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether inputs share memory as verified, or where the call writes nothing."""

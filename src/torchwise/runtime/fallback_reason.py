@@ -59,7 +59,7 @@ class FallbackReason(StrEnum):
     INPUTS_NOT_VERIFIED = (
         "inputs_not_verified",
         "the plan was not verified on inputs of this shape, type or value",
-        "tune with such an example, too",
+        'tune with such an example, too, or if sizes vary with sizes="varying"',
     )
     INPUTS_UNREADABLE = "inputs_unreadable", "an input cannot be described"
     INPUTS_SHARE_MEMORY = (

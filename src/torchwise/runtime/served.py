@@ -84,6 +84,7 @@ class Served(ABC):
         self.is_eager_only = False
         self._refusal = refusal if refusal or not decision.plan.is_eager else EAGER_DECISION
         self._fallbacks = Fallbacks(decision, happens, min_calls)
+        self._fallbacks.begin(self.statistics)
 
     @abstractmethod
     def can_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
@@ -135,6 +136,7 @@ class Served(ABC):
     def count_in(self, statistics: Statistics) -> None:
         """Count the calls that come from now on in these statistics."""
         self.statistics = statistics
+        self._fallbacks.begin(statistics)
 
     @property
     def counts(self) -> Statistics:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torchwise.compile import Backend, Signature
 from torchwise.records import Decision
 from torchwise.runtime.dispatch import Dispatcher
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
@@ -23,7 +24,9 @@ class SizesDispatcher(Dispatcher):
         others: the decision for all other sizes, whose plan has dynamic shapes.
         refusal: why the first plan may not answer at all, or None.
         refusal_of_others: the same for the second plan.
-        **options: as for `Dispatcher`.
+        backend: makes the compiled part of the first plan, as for `Dispatcher`.
+        backend_of_others: the same for the second plan.
+        **options: as for `Dispatcher`, for both.
     """
 
     def __init__(
@@ -33,10 +36,14 @@ class SizesDispatcher(Dispatcher):
         others: Decision,
         refusal: Fallback | None = None,
         refusal_of_others: Fallback | None = None,
+        *,
+        backend: Backend | None = None,
+        backend_of_others: Backend | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(original, decision, refusal, **options)
-        self.others = Dispatcher(original, others, refusal_of_others, **options, statistics=self.statistics)
+        super().__init__(original, decision, refusal, backend=backend, **options)
+        options["statistics"] = self.statistics
+        self.others = Dispatcher(original, others, refusal_of_others, backend=backend_of_others, **options)
 
     def can_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
         """Return why the original would answer such a call now, or None if one of the plans may."""
@@ -45,11 +52,9 @@ class SizesDispatcher(Dispatcher):
             return self.others.can_run(args, kwargs)
         return found
 
-    def answer_by_original(self, fallback: Fallback, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer a call that the first plan may not answer: by the second plan if the sizes are the reason."""
-        if fallback.reason is FallbackReason.INPUTS_NOT_VERIFIED:
-            return self.others(*args, **kwargs)
-        return super().answer_by_original(fallback, args, kwargs)
+    def answer_unverified(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG002
+        """Answer a call on inputs that the first plan was not verified on: by the second plan."""
+        return self.others(*args, **kwargs)
 
     def set_frozen(self, frozen: bool) -> None:
         """Say to both plans whether nothing more may be compiled."""

@@ -14,7 +14,8 @@ from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 
 if TYPE_CHECKING:
     from torchwise.runtime import OptimizedFunction, OptimizedModule
-    from torchwise.workload import Example
+    from torchwise.runtime.background import Order
+    from torchwise.workload import Example, Workload
 
 
 def start_in_background(
@@ -51,17 +52,26 @@ def start_in_background(
     """
     from torchwise.runtime.background import Order, initial_decision, start
 
-    request, workload = make_request(model, args, kwargs, examples, TuneOptions(sizes=sizes, **options))
+    def make_order(
+        args: Any, kwargs: dict[str, Any] | None, examples: Sequence[Example] | None, sizes: Sizes
+    ) -> tuple[Workload, Order]:
+        request, workload = make_request(model, args, kwargs, examples, TuneOptions(sizes=sizes, **options))
+        assert workload is not None, "there is no background search for a target"
+        efforts = ("quick", request.effort) if request.plans is None else (request.effort,)
+        path = tuple(sys.path)
+        return workload, Order(request, tuple(dict.fromkeys(efforts)), store, path, minimum_speedup, time.time())
+
+    workload, order = make_order(args, kwargs, examples, sizes)
+    request = order.request
     if request.workload.mode != "inference":
         raise InputError(
             f"mode is {request.workload.mode!r}, but background search supports only inference: call tune, then apply"
         )
-    assert workload is not None, "there is no background search for a target"
     decision = initial_decision(workload, request)
     searching = Fallback(FallbackReason.TUNING_IN_BACKGROUND)
     optimized: Any = wrap_model(workload.call, decision, searching, canary=canary)
-    efforts = ("quick", request.effort) if request.plans is None else (request.effort,)
-    order = Order(request, tuple(dict.fromkeys(efforts)), store, tuple(sys.path), minimum_speedup, time.time())
-    vars(optimized)["background"] = start(optimized, workload, order, canary, when_over)
+    learns = sizes == "as-given" and request.plans is None
+    again = (lambda examples: make_order(None, None, examples, "varying")) if learns else None
+    vars(optimized)["background"] = start(optimized, workload, order, canary, when_over, again)
     result: OptimizedModule | OptimizedFunction = optimized
     return result

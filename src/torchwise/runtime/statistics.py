@@ -87,6 +87,7 @@ class Statistics(Shown):
             next to nothing may stand before a call that a plan does not make faster (`benchmarks/dispatch.py`).
         failures: failures of the plan, by the type of the error, or `OTHER` after `MAX_ERROR_TYPES` types. The original
             answered those calls.
+        unverified: calls on inputs that the plan was not verified on, by how those differ, or `OTHER` after some kinds.
         opened: number of times that failures kept the plan from answering, for a time or for good.
         compared: calls that were also answered by the original, to compare.
         mismatched: those of them in which the answers differed.
@@ -107,6 +108,7 @@ class Statistics(Shown):
     latest: dict[FallbackReason, Fallback] = field(default_factory=dict)
     stayed: int = 0
     failures: Counter[str] = field(default_factory=Counter)
+    unverified: Counter[str] = field(default_factory=Counter)
     opened: int = 0
     compared: int = 0
     mismatched: int = 0
@@ -202,6 +204,7 @@ class Statistics(Shown):
             "original_sentences": {reason.value: sentence for reason, sentence in self.sentences.items()},
             "fallback_rate": self.fallback_rate,
             "failures": dict(self.failures),
+            "unverified": dict(self.unverified),
             "opened": self.opened,
             "compared": self.compared,
             "mismatched": self.mismatched,
@@ -276,8 +279,14 @@ class Fallbacks:
     def __init__(self, decision: Decision, happens: str, min_calls: int = MIN_CALLS) -> None:
         self._decision, self._happens, self._min_calls = decision, happens, min_calls
         self._is_alarmed = decision.plan.is_eager
+        self._calls_before = 0
+        self._missed_before: dict[FallbackReason, int] = {}
         self._since: float | None = None  # the first call that is counted here
         self._said: dict[FallbackReason, set[str]] = {}  # details by reason
+
+    def begin(self, statistics: Statistics) -> None:
+        """Leave out the calls so far: another plan was to answer them."""
+        self._calls_before, self._missed_before = statistics.calls, statistics.missed
 
     def is_said(self, fallback: Fallback) -> bool:
         """Whether its sentence was logged, needs no logging, or is one too many for its reason."""
@@ -296,13 +305,15 @@ class Fallbacks:
             self.note_said(fallback)
             level = logging.INFO if self._decision.plan.is_eager else logging.WARNING
             logger.log(level, "torchwise: %s, because %s", self._happens, fallback)
-        if not self._is_alarmed and self._are_enough(statistics.calls):
+        if not self._is_alarmed:
             self._check_rate(statistics)
 
-    def _are_enough(self, calls: int) -> bool:
-        now = time.monotonic()
+    def are_too_many(self, times: int, statistics: Statistics) -> bool:
+        """Whether so many calls are too large a share of those that the plan was to answer. Few calls say nothing."""
+        now, calls = time.monotonic(), statistics.calls - self._calls_before
         self._since = now if self._since is None else self._since
-        return calls >= self._min_calls or (calls >= MIN_SLOW_CALLS and now - self._since >= MIN_S)
+        are_enough = calls >= self._min_calls or (calls >= MIN_SLOW_CALLS and now - self._since >= MIN_S)
+        return are_enough and times > MAX_FALLBACKS * calls
 
     def tell_limit(self, error: RecompileLimitError, statistics: Statistics, ending: str = "") -> Fallback:
         """Raise an alert that the plan was compiled again too often, once for each place that varies."""
@@ -319,14 +330,14 @@ class Fallbacks:
         alert("recompile_limit", f"plan {plan}: {error}{ending}", plan=plan, **facts)
 
     def _check_rate(self, statistics: Statistics) -> None:
-        if (rate := statistics.fallback_rate) > MAX_FALLBACKS:
-            self._is_alarmed = True
-            reason, times = max(statistics.missed.items(), key=lambda item: item[1])
-            plan, sentence = str(self._decision.plan), statistics.sentences[reason]
-            message = (
-                f"{rate:.0%} of {statistics.calls:,} calls went to the original and not to plan {plan}: {sentence}"
-            )
-            alert("fallback_rate", message, plan=plan, rate=rate, reason=reason.value, sentence=sentence, times=times)
+        missed = {reason: n - self._missed_before.get(reason, 0) for reason, n in statistics.missed.items()}
+        if not self.are_too_many(sum(missed.values()), statistics):
+            return
+        self._is_alarmed = True
+        calls, (reason, times) = statistics.calls - self._calls_before, max(missed.items(), key=lambda item: item[1])
+        rate, plan, sentence = sum(missed.values()) / calls, str(self._decision.plan), statistics.sentences[reason]
+        message = f"{rate:.0%} of {calls:,} calls went to the original and not to plan {plan}: {sentence}"
+        alert("fallback_rate", message, plan=plan, rate=rate, reason=reason.value, sentence=sentence, times=times)
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from torchwise._torch.dynamo import DIM_MARKS
 from torchwise.plan.workload_spec import VaryingDim
 from torchwise.workload import pytree
 from torchwise.workload.identity import describe_example
-from torchwise.workload.input_spec import find_varying_dims
+from torchwise.workload.input_spec import InputSpec, TensorSpec, find_varying_dims
 from torchwise.workload.layouts import overlap_of
 from torchwise.workload.workload import Example, Workload, resize_places
 
@@ -74,6 +74,19 @@ def add_other_sizes(workload: Workload, varying: Sequence[VaryingDim]) -> Worklo
         examples=extend(workload.examples),
         reseed=(lambda seed: extend(reseed(seed))) if reseed is not None else None,
     )
+
+
+def make_example_like(example: Example, inputs: InputSpec, weight: float) -> Example:
+    """Return the example at the sizes of inputs of the same form, with its own values."""
+    lengths = {
+        (leaf.path, dim): length
+        for leaf in inputs.leaves
+        if isinstance(leaf.value, TensorSpec)
+        for dim, length in enumerate(leaf.value.shape or ())
+    }
+    own = {(path, dim): length for path, t in _list_tensors(example) for dim, length in enumerate(t.shape)}
+    different = {place: length for place, length in lengths.items() if own.get(place, length) != length}
+    return replace(resize_places(example, different), weight=weight)
 
 
 def strip_marks(workload: Workload) -> Workload:

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,14 @@ from torchwise.runtime import Dispatcher, stale_because
 from torchwise.runtime.background.first_call import answers_alike, warm_up_plan
 from torchwise.runtime.background.protocol import Message, Order, read_code
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
-from torchwise.runtime.served import dispatcher_of, swap
+from torchwise.runtime.missed_inputs import Missed
+from torchwise.runtime.served import Served, dispatcher_of, swap
+from torchwise.runtime.sizes_dispatch import SizesDispatcher
 from torchwise.study import Request
 from torchwise.trial.loading import save
-from torchwise.workload import Workload
+from torchwise.workload import Example, Workload
 from torchwise.workload.identity import describe_example
+from torchwise.workload.other_sizes import make_example_like
 
 logger = logging.getLogger("torchwise")
 
@@ -42,6 +45,8 @@ COMPILER = (
     inductor.COMPILER_MODULE,
     aot_autograd.RESULT_MODULE,
 )
+OrderAgain = Callable[[tuple[Example, ...]], tuple[Workload, Order]]
+"""Makes the workload and the order of another search, on these examples."""
 ENDING_S = 10.0
 TUNING_ENDED = Fallback(FallbackReason.BACKGROUND_TUNING_ENDED)
 SWITCH_S = 1e-4
@@ -65,18 +70,23 @@ class Tuning:
         folder: Path,
         canary: int | None,
         when_over: Callable[[], object] | None = None,
+        order_again: OrderAgain | None = None,
     ) -> None:
         self.started = time.monotonic()
-        self._when_over = when_over
+        self._when_over, self._order_again, self._learns = when_over, order_again, order_again is not None
         # End the search once `optimized` is gone.
         self._optimized = weakref.ref(optimized, lambda _: self._abandon())
         self.news: list[Message] = []
-        self._workload = workload
-        self._folder = folder
         self._canary = canary
         self._over = threading.Event()
         self._changed = threading.Condition()
         self._stopping = False
+        self._latest: tuple[Decision, Loader | None] | None = None  # the plan that answers
+        self._first: tuple[Decision, Loader | None] | None = None  # the plan that stays, for the sizes of its own
+        self._begin(workload, folder)
+
+    def _begin(self, workload: Workload, folder: Path) -> None:
+        self._workload, self._folder = workload, folder
         self._process = subprocess.Popen(
             [sys.executable, "-m", "torchwise.runtime.background.search", str(folder)],
             stdin=subprocess.PIPE,
@@ -84,6 +94,7 @@ class Tuning:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        self._over.clear()
         self._thread = threading.Thread(target=self._follow, daemon=True, name="torchwise-background")
         self._thread.start()
 
@@ -111,7 +122,8 @@ class Tuning:
         return self.is_promoted
 
     def stop(self) -> None:
-        """End the search if it is running. A plan that answers already stays in use."""
+        """End the search if it is running. A plan that answers already stays in use, and nothing is learnt any more."""
+        self._order_again, self._learns = None, False
         if self._over.is_set():
             return
         self._stopping = True
@@ -141,8 +153,36 @@ class Tuning:
             with self._changed:
                 self._over.set()
                 self._changed.notify_all()
-            if self._when_over is not None:
-                self._when_over()
+            when_over, self._when_over = self._when_over, None
+            if when_over is not None:
+                when_over()
+
+    def learn(self, missed: Sequence[Missed]) -> None:
+        """Search a plan for the sizes that came and were not verified, in a thread: no call may wait for it."""
+        threading.Thread(target=self._search_again, args=(missed,), daemon=True, name="torchwise-learning").start()
+
+    def _search_again(self, missed: Sequence[Missed]) -> None:
+        """Search once more, after the first search. Its plan answers other sizes than the first one's, and only those.
+
+        So a plan of all sizes never takes the place of a faster one of some.
+        """
+        self._over.wait()
+        answering = dispatcher_of(self._optimized())
+        if self._order_again is None or answering is None or answering.is_frozen or answering.refusal is not None:
+            return
+        first = self._workload.examples[0]
+        most = max(missed, key=lambda kind: kind.times)
+        logger.info("torchwise: searching in the background for other sizes: %s, and the like", most.difference)
+        try:
+            came = [make_example_like(first, kind.inputs, float(kind.times)) for kind in missed]
+            workload, order = self._order_again((replace(first, weight=1.0), *came))
+            folder = write_order(workload, order)
+            self._first, self._order_again = self._latest, None
+            self._begin(workload, folder)
+        except Exception as error:  # as a failed search
+            self._note(Message("failed", f"{type(error).__name__}: {error}"))
+        if self._stopping or not self._learns:  # meanwhile
+            self._end()
 
     def _hear(self, news: Message) -> None:
         if news.kind != "promoted":
@@ -197,11 +237,26 @@ class Tuning:
         if answering is not None and answering.is_frozen:
             raise StalePlanError("the program is frozen, and the plan's first call would record or compile")
         if answering is not None and not self._stopping:
-            counts = answering.statistics  # which go on, whoever answers
-            swap(
-                optimized,
-                Dispatcher(original, decision, canary=self._canary, statistics=counts, backend=backend),
-            )
+            swap(optimized, self._make_served(decision, backend, answering))
+
+    def _make_served(self, decision: Decision, backend: Loader | None, answering: Served) -> Served:
+        """Return what answers by the plan, behind the one for the first sizes if it was found for others."""
+        original = self._workload.call
+        options: dict[str, Any] = {"canary": self._canary, "statistics": answering.statistics}  # which go on
+        if self._first is None:
+            self._latest = decision, backend
+            learn = self.learn if self._learns else None
+            return Dispatcher(original, decision, backend=backend, learn=learn, **options)
+        first, backend_of_first = self._first
+        return SizesDispatcher(
+            original,
+            first,
+            decision,
+            answering.refusal,
+            backend=backend_of_first,
+            backend_of_others=backend,
+            **options,
+        )
 
     def _abandon(self) -> None:
         self._stopping = True
@@ -245,16 +300,8 @@ def _yielding() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def start(
-    optimized: Any,
-    workload: Workload,
-    order: Order,
-    canary: int | None,
-    when_over: Callable[[], object] | None = None,
-) -> Tuning:
-    """Start to tune `workload` for `optimized`, which runs the original meanwhile.
-
-    The location of the model is filled into the order here. `when_over` is called once the search is over.
+def write_order(workload: Workload, order: Order) -> Path:
+    """Write the model and the order, with the model's place, and return their folder.
 
     Raises:
         WorkloadError: the model cannot be sent to another process.
@@ -262,11 +309,40 @@ def start(
     folder = Path(tempfile.mkdtemp(prefix="torchwise-background-"))
     try:
         model = str(folder / "model.pt")
-        order = replace(order, request=replace(order.request, source=model))
         save(workload, model)
+        order = replace(order, request=replace(order.request, source=model))
         (folder / "order.json").write_text(codec.to_json(order))
+    except BaseException:  # raised again
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder
+
+
+def start(
+    optimized: Any,
+    workload: Workload,
+    order: Order,
+    canary: int | None,
+    when_over: Callable[[], object] | None = None,
+    order_again: OrderAgain | None = None,
+) -> Tuning:
+    """Start to tune `workload` for `optimized`, which runs the original meanwhile.
+
+    Args:
+        optimized: the wrapper that the program holds.
+        workload: the model and its examples.
+        order: what to search. The location of the model is filled in here.
+        canary: as for `apply`.
+        when_over: called once the search is over.
+        order_again: makes the order of a second search from the sizes that came, or None to learn nothing.
+
+    Raises:
+        WorkloadError: the model cannot be sent to another process.
+    """
+    folder = write_order(workload, order)
+    try:
         _import_compiler()
-        return Tuning(optimized, workload, folder, canary, when_over)
+        return Tuning(optimized, workload, folder, canary, when_over, order_again)
     except BaseException:  # raised again
         shutil.rmtree(folder, ignore_errors=True)
         raise
