@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from typing import Any
 
 
 ERROR_FILE = "TORCHWISE_ERROR_FILE"
@@ -85,7 +86,18 @@ class InternalError(TorchwiseError):
 
 
 class UnsupportedError(TorchwiseError):
-    """This version of torch, or this machine, lacks a feature that a plan needs."""
+    """This version of torch, this machine, or this model lacks a feature that a plan needs.
+
+    Args:
+        message: the feature, and the reason.
+        about: the parts of the plan that are the reason, whatever else the plan has: fields, which stand for their
+            values in it, or pairs of a field and a value. A search tries no other plan that has all of them. Empty says
+            that the whole plan may be the reason.
+    """
+
+    def __init__(self, message: str = "", about: tuple[str | tuple[str, Any], ...] = ()) -> None:
+        super().__init__(message)
+        self.about = about
 
 
 class NoEffectError(UnsupportedError):
@@ -97,7 +109,7 @@ class NoEffectError(UnsupportedError):
     """
 
     def __init__(self, message: str, part: tuple[str, str]) -> None:
-        super().__init__(message)
+        super().__init__(message, (part,))
         self.part = part
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from sketches import a_history, an_inspection
+from synthetic import TRAITS, a_space
 from torch._inductor.codecache import PyCodeCache
 
 from brief import BRIEF
@@ -86,6 +88,13 @@ def test_a_model_that_is_not_compiled_at_all_is_not_taken_for_a_plan() -> None:
     assert trial.failure is not None
     assert trial.failure.kind is FailureKind.UNSUPPORTED
     assert "nothing was compiled" in trial.reason
+    history = a_history(trial, inspection=an_inspection(1.0, traits=TRAITS), calls=100_000_000)
+    space = a_space("cpu", effort="thorough")
+    known = [plan for plan, _ in space.neighbours(INDUCTOR) if plan.backend == "inductor"]
+    assert len(known) > 4
+    tried_anew = [plan for plan in known if history.find_refusal(plan) is None]
+    assert tried_anew, "its blocks by themselves, or what another transform makes of it, may compile"
+    assert all(plan.scope != "whole" or plan.transforms for plan in tried_anew)
 
 
 def test_noise_is_proven_with_eagers_own_numbers_and_in_distribution() -> None:

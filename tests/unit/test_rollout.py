@@ -633,7 +633,9 @@ def make_capture_error(message: str) -> Exception:
     ],
 )
 def test_a_failed_recording_names_its_line_and_the_way_out(message: str, why: str) -> None:
-    told = str(capture_error(make_capture_error(message), "the loop"))
+    error = capture_error(make_capture_error(message), "the loop")
+    told, is_known = str(error), "something else" not in message
+    assert error.about == (("capture", "backend", "scope", "transforms") if is_known else ())
     assert re.search(
         r"^the loop cannot be captured, because of test_rollout.py:\d+, in make_capture_error: `raise Runtime", told
     )

@@ -567,7 +567,7 @@ def test_what_took_too_long_is_left_out_and_the_report_says_why() -> None:
 
 
 def make_no_effect_trial(field: str, value: str, plan: Plan) -> Trial:
-    failure = Failure(FailureKind.UNSUPPORTED, "compile", f"{value} changes nothing here", no_effect=(field, value))
+    failure = Failure(FailureKind.UNSUPPORTED, "compile", f"{value} changes nothing here", about=((field, value),))
     return Trial(0, plan, TrialState.FAIL, failure=failure, seconds=60.0)
 
 
@@ -611,6 +611,9 @@ INDUCTOR_TOO = {"backend": "inductor"}
         ("capture", "branches", {}, [INDUCTOR_TOO, {"precision": "bf16"}], [{**INDUCTOR_TOO, "capture": "call"}]),
         ("transforms", "numbers_on_gpu", {"capture": "call"}, [{"memory_format": "channels_last"}], [{}]),
         ("transforms", "isolate_rnn", INDUCTOR_TOO, [{"mode": "reduce-overhead"}, {"scope": "regional"}], [{}]),
+        # What acts later changes nothing in what an earlier transform is given.
+        ("transforms", "isolate_rnn", INDUCTOR_TOO, [{"transforms": ("complex_to_real", "isolate_rnn")}], []),
+        ("transforms", "complex_to_real", INDUCTOR_TOO, [{"mode": "max-autotune"}], [{"transforms": ("isolate_rnn",)}]),
         ("transforms", "structure_of_arrays", INDUCTOR_TOO, [{"threads": 1}], [{"transforms": ("complex_to_real",)}]),
     ],
 )
@@ -620,12 +623,12 @@ def test_a_plan_is_the_same_as_without_what_changes_nothing(
     plan = Plan(**tried).with_choice(field, value)
     told = make_no_effect_trial(field, value, plan)
     history = make_history(told)
-    assert [history.find_noop_trial(replace(plan, **other)) for other in ({}, *same)] == [told] * (len(same) + 1)
+    assert [history.find_refusal(replace(plan, **other)) for other in ({}, *same)] == [told] * (len(same) + 1)
     for other in another:
         without = replace(Plan(**tried), **other)
-        assert history.find_noop_trial(without) is None
+        assert history.find_refusal(without) is None
         if other.get("transforms"):
-            assert history.find_noop_trial(without.with_choice(field, value)) is None
+            assert history.find_refusal(without.with_choice(field, value)) is None
 
 
 def test_what_another_transform_leaves_may_be_changed_after_all() -> None:
@@ -643,9 +646,90 @@ def test_a_hint_with_what_changes_nothing_is_not_tried_and_the_report_says_why()
     sampler = StagedSampler(PlanSpace("cpu", "inference", OF_ALL), [hint])
     assert sampler.ask(make_history(device="cpu")) == hint
     assert sampler.ask(make_history(told, device="cpu")) != hint
-    assert "complex_to_real: a trial showed that it changes nothing" in sampler.list_excluded(
-        make_history(told, device="cpu")
-    )
+    line = "complex_to_real: in no plan, as inductor + complex_to_real showed: complex_to_real changes nothing here"
+    assert line in sampler.list_excluded(make_history(told, device="cpu"))
+
+
+AT_A_LINE = ("capture", "backend", "scope", "transforms")
+
+
+@pytest.mark.parametrize(
+    ("tried", "about", "alike", "others"),
+    [
+        # A line of the model cannot be captured: in no plan that runs this line.
+        (
+            CAPTURE,
+            AT_A_LINE,
+            [{"memory_format": "channels_last"}, {"precision": "bf16"}],
+            [{"backend": "inductor"}, {"capture": "branches"}, {"transforms": ("static_form",)}, {"capture": "none"}],
+        ),
+        (
+            Plan(backend="inductor", capture="call", mode="max-autotune-no-cudagraphs"),
+            AT_A_LINE,
+            [{"mode": "default"}, {"options": (("freezing", True),)}],
+            [{"backend": "eager", "mode": "default"}, {"scope": "regional"}, {"transforms": ("complex_to_real",)}],
+        ),
+        # The capture fails for another reason, which may be that of one mode.
+        (
+            Plan(backend="inductor", capture="call", mode="max-autotune-no-cudagraphs"),
+            (),
+            [],
+            [{"mode": "default"}, {"precision": "bf16"}, {"options": (("freezing", True),)}],
+        ),
+        # Nothing is compiled of the model.
+        (
+            INDUCTOR,
+            ("backend", "scope", "transforms"),
+            [{"mode": "max-autotune"}, {"options": (("freezing", True),)}, {"capture": "call"}, {"shapes": "dynamic"}],
+            [{"scope": "regional"}, {"transforms": ("isolate_rnn",)}, {"backend": "eager", "capture": "call"}],
+        ),
+        # Every call compiles again.
+        (
+            INDUCTOR,
+            ("backend", "shapes", "scope", "transforms"),
+            [{"mode": "max-autotune"}],
+            [{"shapes": "dynamic"}, {"scope": "rolled"}],
+        ),
+        # An option is refused, in each plan that has it.
+        (
+            Plan(backend="inductor", options=(("freezing", True),)),
+            (("options", ("freezing", True)),),
+            [{"precision": "bf16"}, {"options": (("cpp_wrapper", True), ("freezing", True))}, {"mode": "max-autotune"}],
+            [{"options": (("cpp_wrapper", True),)}, {"options": ()}],
+        ),
+    ],
+)
+def test_a_refusal_holds_for_all_plans_with_the_parts_it_is_about_and_no_others(
+    tried: Plan, about: tuple[Any, ...], alike: list[dict[str, Any]], others: list[dict[str, Any]]
+) -> None:
+    parts = tuple((part, getattr(tried, part)) if isinstance(part, str) else part for part in about)
+    failure = Failure(FailureKind.UNSUPPORTED, "compile", "because of line 72", about=parts)
+    told = Trial(0, tried, TrialState.FAIL, failure=failure)
+    history = make_history(told)
+    for changes in alike:
+        assert history.find_refusal(replace(tried, **changes)) is told, changes
+    for changes in others:
+        assert history.find_refusal(replace(tried, **changes)) is None, changes
+
+
+@pytest.mark.parametrize("tried", [INDUCTOR, INDUCTOR.with_choice("transforms", "isolate_rnn")])
+def test_what_is_refused_once_is_not_tried_with_other_companions(tried: Plan) -> None:
+    def refuse(about: tuple[tuple[str, Any], ...]) -> History:
+        failure = Failure(FailureKind.UNSUPPORTED, "compile", "nothing was compiled: m.py:72", about=about)
+        leader = a_trial(Plan(memory_format="channels_last"), 1.2)
+        trials = Trial(0, tried, TrialState.FAIL, failure=failure), leader
+        return make_history(*trials, shares={"launch": 0.5, "gemm": 0.4})
+
+    anything: dict[str, Any] = {"traits": OF_ALL, "effort": "thorough"}
+    parts = tuple((part, getattr(tried, part)) for part in ("backend", "scope", "transforms"))
+    untold, told = refuse(()), refuse(parts)
+    again = [plan for plan in ever_asked(untold, **anything) if told.find_refusal(plan)]
+    assert again, "else nothing is shown"
+    asked = ever_asked(told, **anything)
+    assert not set(asked) & set(again)
+    assert any(plan.backend == "inductor" for plan in asked), "what another transform leaves may be compiled"
+    name = " + ".join(["inductor", *tried.transforms])
+    assert exclusion_reasons(told, **anything)[name] == f"in no plan, as {tried} showed: nothing was compiled: m.py:72"
 
 
 # ---- hints

@@ -442,9 +442,24 @@ def test_a_worker_runs_parts_of_a_program_plainly() -> None:
 def test_a_worker_tells_which_part_of_a_plan_changes_nothing() -> None:
     kind, text = worker._report(no_effect(("scope", "rolled"), "nothing repeats"), "compile")
     failure = codec.from_json(text, Failure)
-    assert (kind, failure.kind, failure.no_effect) == ("failure", FailureKind.UNSUPPORTED, ("scope", "rolled"))
+    assert (kind, failure.kind, failure.about) == ("failure", FailureKind.UNSUPPORTED, (("scope", "rolled"),))
     assert failure.message == "scope 'rolled' changes nothing here: nothing repeats"
-    assert codec.from_json(worker._report(UnsupportedError("no GPU"), "load")[1], Failure).no_effect is None
+    assert codec.from_json(worker._report(UnsupportedError("no GPU"), "load")[1], Failure).about == ()
+
+
+def test_a_refusal_tells_the_parts_of_the_plan_that_it_is_about() -> None:
+    plan = Plan(backend="inductor", transforms=("isolate_rnn",), mode="max-autotune", options=(("freezing", True),))
+    error = UnsupportedError("no", ("backend", "scope", "transforms", ("options", ("freezing", True))))
+    text = worker._report(error, "compile", plan)[1]
+    about = codec.from_json(text, Failure).about
+    assert about == (
+        ("backend", "inductor"),
+        ("scope", "whole"),
+        ("transforms", ("isolate_rnn",)),
+        ("options", ("freezing", True)),
+    )
+    earlier = '{"kind":"unsupported","stage":"compile","message":"no","no_effect":["scope","rolled"]}'
+    assert codec.from_json(earlier, Failure).about == (("scope", "rolled"),)
 
 
 @pytest.mark.usefixtures("two_threads")

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from torchwise.former_names import OpenEnum
 from torchwise.plan import Plan
@@ -93,18 +94,30 @@ class Failure:
         stage: the worker's stage then.
         message: the exception, the signal's name, or the limit that was exceeded.
         traceback: of the exception, or of the worker's current code when its time was up, if there is one.
-        no_effect: a part of the plan that changed nothing, by its field and value, or None if that is not the reason.
+        about: the parts of the plan that are the reason, as fields and their values, whatever else the plan has. Empty
+            says that the whole plan may be the reason.
+        no_effect: the same for one part that changed nothing, in records of earlier versions.
     """
 
     kind: FailureKind
     stage: WorkerStage
     message: str
     traceback: str = ""
+    about: tuple[tuple[str, Any], ...] = ()
     no_effect: tuple[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        """Keep the parts in one form: JSON has lists in place of tuples."""
+        parts = self.about or ((self.no_effect,) if self.no_effect else ())
+        object.__setattr__(self, "about", tuple((field, _with_tuples(value)) for field, value in parts))
 
     def __str__(self) -> str:
         """Return such as "died in compile: SIGSEGV"."""
         return f"{self.kind} in {self.stage}: {self.message}"
+
+
+def _with_tuples(value: Any) -> Any:
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True)

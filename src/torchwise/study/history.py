@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchwise.plan import EAGER, Plan, Trait
+from torchwise.plan.choice import Stage, load_choices
 from torchwise.plan.rules import iter_changes
 from torchwise.plan.space import compile_factor_of
 from torchwise.plan.workload_spec import WorkloadSpec
@@ -33,6 +34,8 @@ BETWEEN_S = 5e-6
 C++ around the kernels saved half a microsecond each when there was hardly any work (`benchmarks/cpp_wrapper.py`, torch
 2.13, Xeon). The margin is for slower hosts and short calls.
 """
+ORDER = (Stage.FORM, Stage.MODEL, Stage.CALL, Stage.GRAPH, Stage.PASS)
+"""The stages of transforms in the order in which each is given the result of those before."""
 WARM_SHARE = 0.3
 """Ratio of warm to cold compile time, assumed until seen."""
 
@@ -48,6 +51,19 @@ def code_of(plan: Plan) -> frozenset[Any]:
     modes = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
     others = (part for part in iter_changes(plan) if part[0] not in ("capture", "threads", "mode"))
     return frozenset([*others, ("mode", modes.get(plan.mode, plan.mode))])
+
+
+def has_part(plan: Plan, field: str, value: Any) -> bool:
+    """Whether a plan has a value in a field, or among its transforms or options. A tuple of these stands for all."""
+    own = getattr(plan, field)
+    return bool(value == own or (field in ("transforms", "options") and value in own))
+
+
+def _acts_before(part: tuple[str, Any], name: str) -> bool:
+    """Whether a part of a plan acts before a transform, which so changes nothing in what the part is given."""
+    stages = [choice.stage for key in (part, ("transforms", name)) if (choice := load_choices().get(key))]
+    own, other = [ORDER.index(stage) for stage in stages if stage] if all(stages) and len(stages) == 2 else (0, 0)
+    return own < other
 
 
 def sets_threads_alone(plan: Plan) -> bool:
@@ -94,18 +110,18 @@ class History:
         """Return the trial of a plan, or None."""
         return next((trial for trial in self.trials if trial.plan == plan), None)
 
-    def find_noop_trial(self, plan: Plan) -> Trial | None:
-        """Return the trial that showed a part of `plan` to change nothing, so that it is the plan without that part.
+    def find_refusal(self, plan: Plan) -> Trial | None:
+        """Return the trial that was refused for parts of its plan that `plan` has as well, or None.
 
-        A part works on the model that other transforms leave. If `plan` has transforms that the trial's plan had not,
-        the part may have more to change.
+        Such a part changes nothing in this model, or cannot be had. A part works on the model that other transforms
+        leave. So the trial tells nothing of a plan with transforms before it that the trial's plan had not.
         """
         for trial in self.trials:
-            part = trial.failure.no_effect if trial.failure else None
-            others = {("transforms", name) for name in plan.transforms} - {part}
-            known = {("transforms", name) for name in trial.plan.transforms}
-            if part in set(iter_changes(plan)) and others <= known:
-                return trial
+            parts = trial.failure.about if trial.failure else ()
+            if parts and all(has_part(plan, *part) for part in parts):
+                earlier = {name for name in plan.transforms if not all(_acts_before(part, name) for part in parts)}
+                if earlier <= set(trial.plan.transforms):
+                    return trial
         return None
 
     def iter_timed(self) -> Iterator[Trial]:

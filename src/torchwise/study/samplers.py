@@ -9,16 +9,18 @@ the rest the plan with the quickest compile is tried next, and every result move
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from torchwise.plan import EAGER, Choice, Numerics, Plan, PlanSpace, Trait
 from torchwise.plan.choice import ANY, load_choices
 from torchwise.plan.effort import EFFORTS, MOST
 from torchwise.plan.rules import iter_changes
 from torchwise.plan.space import choices_of, complexity_of
+from torchwise.records import Failure, Trial
 from torchwise.records import format as show
 from torchwise.study.history import History, code_of, lays_out_by_itself, sets_threads_alone
 
@@ -38,6 +40,8 @@ WON = 1.05
 
 With few trials, only such a choice is tried on other plans.
 """
+MAX_REFUSAL = 160
+"""Maximum characters of a refusal that is told once for several plans."""
 _PARTS = {
     "all": "the whole call",
     "gemm": "matrix products and convolutions",
@@ -171,7 +175,7 @@ class StagedSampler:
         if self._is_at_its_end(history):
             return None
         for hint in self._hints:
-            known = history.find_trial(hint.plan) or history.find_noop_trial(hint.plan)
+            known = history.find_trial(hint.plan) or history.find_refusal(hint.plan)
             if known is None and self._is_affordable(hint.plan, history):
                 return hint
         worth = [option for option in self._options(history) if option.problem(history) is None]
@@ -231,8 +235,8 @@ class StagedSampler:
             found["inductor without eager_strides"] = (
                 "a trial showed that outputs have another memory layout than eager's"
             )
-        parts = (trial.failure.no_effect for trial in history.trials if trial.failure)
-        found.update({part[1]: "a trial showed that it changes nothing" for part in parts if part})
+        refused = [(trial, trial.failure) for trial in history.trials if trial.failure and trial.failure.about]
+        found.update({_name_parts(why.about): _explain_refusal(trial, why) for trial, why in refused})
         if self._is_at_its_end(history):
             limit = f"effort {self._space.effort} ends after {EFFORTS[self._space.effort].max_trials} trials"
             found = {plan: problem or limit for plan, problem in found.items()}
@@ -263,7 +267,7 @@ class StagedSampler:
                     continue
                 if _fails_like_others(plan, space) or _needs_dynamic_shapes(plan, space):
                     continue
-                if history.find_noop_trial(plan):
+                if history.find_refusal(plan):
                     continue
                 if plan.threads is not None and plan.threads == history.eager_threads:  # as it is without
                     continue
@@ -328,9 +332,28 @@ def _needs_dynamic_shapes(plan: Plan, space: PlanSpace) -> bool:
 
 
 def _name(choice: Choice) -> str:
-    if choice.field in ("capture", "threads"):  # whose values say nothing by themselves
-        return f"{choice.field} {choice.value}"
-    return str(choice.value[0] if choice.field == "options" else choice.value)
+    return _name_part(*choice.key)
+
+
+def _name_part(field: str, value: Any) -> str:
+    if field in ("capture", "threads"):  # whose values say nothing by themselves
+        return f"{field} {value}"
+    return str(value[0] if field == "options" else value)
+
+
+def _name_parts(parts: Sequence[tuple[str, Any]]) -> str:
+    """Name the parts of a plan for which it was refused, without those that every plain plan has."""
+    told = [(field, value) for field, value in parts if value != getattr(EAGER, field)]
+    split = [(field, each) for field, value in told for each in (value if _is_several(field, value) else [value])]
+    return " + ".join(itertools.starmap(_name_part, split)) or "eager"
+
+
+def _is_several(field: str, value: Any) -> bool:
+    return field == "transforms" and isinstance(value, tuple)
+
+
+def _explain_refusal(trial: Trial, failure: Failure) -> str:
+    return f"in no plan, as {trial.plan} showed: {show.truncate(failure.message, MAX_REFUSAL)}"
 
 
 def _drop_choice(plan: Plan, choice: Choice) -> Plan:

@@ -229,9 +229,9 @@ def hold_duel(job: Job, sides: Sequence[Candidate], stage: Callable[[str], None]
     harness = Harness(job)
     with harness.gradients():
         stage(WorkerStage.COMPILE)
-        first, second = (start_candidate(candidate, harness) for candidate in sides)
+        calls = [start_candidate(candidate, harness) for candidate in sides]
         stage(WorkerStage.MEASURE)
-        return harness.measure(first, second, expected_s=job.expected_s)
+        return harness.measure(*calls, expected_s=job.expected_s)
 
 
 def start_candidate(candidate: Candidate, harness: Harness) -> Calls:
@@ -357,7 +357,8 @@ class PlanExperiment(Experiment):
         self._may_break = has_several or count_graph_breaks() > breaks
         if self._is_compiled_here and count_compiled_graphs() == 0:
             workload = self.harness.workload
-            raise UnsupportedError(f"{NOTHING_COMPILED}{why_uncompiled(workload.call, workload.examples[0])}")
+            message = f"{NOTHING_COMPILED}{why_uncompiled(workload.call, workload.examples[0])}"
+            raise UnsupportedError(message, ("backend", "scope", "transforms"))
         return seconds
 
     def settle(self) -> float:

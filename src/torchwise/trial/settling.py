@@ -23,6 +23,9 @@ NEW_SIZES = 2
 MAX_NAMED = 3
 """Pieces of state that an error names."""
 
+OF_THE_CODE = ("backend", "shapes", "scope", "transforms")
+"""The parts of a plan on which it depends how often its calls compile."""
+
 
 def check_that_state_settles(call: Callable[..., Any], workload: Workload, plan: Plan) -> None:
     """Make consecutive calls of a plan, each of which changes the state of the next.
@@ -47,10 +50,12 @@ def check_that_state_settles(call: Callable[..., Any], workload: Workload, plan:
     if grown and plan.shapes == "static":
         raise UnsupportedError(
             f"every call compiles again, as each gives another shape to {_list_few(grown)}: a plan with "
-            "shapes='dynamic' compiles once for all"
+            "shapes='dynamic' compiles once for all",
+            OF_THE_CODE,
         )
     named = _list_few(changed) or "its inputs"
-    raise UnsupportedError(f"every call compiles again, for each changes what the code depends on: {named}")
+    message = f"every call compiles again, for each changes what the code depends on: {named}"
+    raise UnsupportedError(message, OF_THE_CODE)
 
 
 def check_that_sizes_settle(call: Callable[..., Any], workload: Workload, varying: Sequence[VaryingDim]) -> None:
@@ -71,7 +76,8 @@ def check_that_sizes_settle(call: Callable[..., Any], workload: Workload, varyin
         compiled.append(count_compiled_graphs())
     if all(later > before for before, later in itertools.pairwise(compiled)):
         raise UnsupportedError(
-            "every size compiles again, as the operators that the model runs depend on it: no plan serves all sizes"
+            "every size compiles again, as the operators that the model runs depend on it: no plan serves all sizes",
+            OF_THE_CODE,
         )
 
 

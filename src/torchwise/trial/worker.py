@@ -27,6 +27,7 @@ from torchwise._torch.cpu_isa_cache import TimedCheck
 from torchwise._torch.inductor import COMPILER_MODULE
 from torchwise.errors import BaselineError, InputError, TorchwiseError, UnsupportedError, format_error
 from torchwise.measure import device_lock
+from torchwise.plan import Plan
 from torchwise.records import Failure, FailureKind, WorkerStage, codec
 
 Stage = Callable[[str], None]
@@ -130,7 +131,7 @@ def main(job: Assignment, connection: Connection, log: str, checks: Mapping[str,
         record = _finish(_run(job, enter), lambda known: connection.send((MessageKind.SO_FAR, codec.to_json(known))))
         connection.send((MessageKind.RESULT, codec.to_json(record)))
     except BaseException as error:  # an exception of a candidate is this trial's result, and ends nothing else
-        connection.send(_report(error, stage[0]))
+        connection.send(_report(error, stage[0], getattr(job, "plan", None)))
     sys.stdout.flush()
     # Interpreter shutdown after CUDA graphs and compile pools can crash or hang, and there is nothing left to save.
     os._exit(0)
@@ -157,14 +158,22 @@ def _finish(answer: Any, tell: Callable[[Any], None]) -> Any:
     return answer
 
 
-def _report(error: BaseException, stage: str) -> tuple[MessageKind, str]:
+def _report(error: BaseException, stage: str, plan: Plan | None = None) -> tuple[MessageKind, str]:
     if isinstance(error, (InputError, BaselineError)):
         return (MessageKind.ERROR, codec.to_json(UserError.from_error(error)))
     text = "".join(traceback.format_exception(error)[-TRACEBACK_LINES:])
     failure = Failure(_kind(error), WorkerStage(stage), format_error(error)[:2000], text[-8000:])
     if isinstance(error, TorchwiseError):
-        failure = Failure(_kind(error), WorkerStage(stage), str(error), no_effect=getattr(error, "part", None))
+        failure = Failure(_kind(error), WorkerStage(stage), str(error), about=_list_parts(error, plan))
     return (MessageKind.FAILURE, codec.to_json(failure))
+
+
+def _list_parts(error: TorchwiseError, plan: Plan | None) -> tuple[tuple[str, Any], ...]:
+    """Return the parts of the plan that an error is about, with the plan's values."""
+    named = getattr(error, "about", ())
+    if plan is None:
+        return tuple(part for part in named if not isinstance(part, str))
+    return tuple((part, getattr(plan, part)) if isinstance(part, str) else part for part in named)
 
 
 def _kind(error: BaseException) -> FailureKind:

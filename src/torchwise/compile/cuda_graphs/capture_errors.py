@@ -41,6 +41,8 @@ _REASONS = (
     ("without graph registration", "it draws from a torch.Generator of its own: use PyTorch's default generator"),
     ("during CUDA graph capture", "it copies from the CPU, or waits for the GPU: keep the data on the GPU"),
 )
+_OF_THE_CODE = ("capture", "backend", "scope", "transforms")
+"""The parts of a plan on which it depends whether a known obstacle, at a line of the user's code, is met."""
 
 
 def capture_error(error: BaseException, what: str = "the call") -> UnsupportedError:
@@ -55,9 +57,10 @@ def capture_error(error: BaseException, what: str = "the call") -> UnsupportedEr
     frames = "".join(f.name + f.filename for f in traceback.extract_tb(first.__traceback__))
     message = first_line(str(first)) or type(first).__name__
     known = f"{message} {'GradScaler' if 'grad_scaler.py' in frames else ''}"
-    reason = next((reason for mark, reason in _REASONS if mark in known), message)
-    place = place_of(first) or type(first).__name__
-    return UnsupportedError(f"{what} cannot be captured, because of {place}: {reason}")
+    reason = next((reason for mark, reason in _REASONS if mark in known), None)
+    place = place_of(first)
+    message = f"{what} cannot be captured, because of {place or type(first).__name__}: {reason or message}"
+    return UnsupportedError(message, _OF_THE_CODE if reason and place else ())
 
 
 @contextlib.contextmanager
@@ -126,7 +129,7 @@ def _reported_to(lines: list[str]) -> Iterator[None]:
 def make_wait_error(lines: list[str], what: str = "the call") -> UnsupportedError:
     """Return an error that says that the observed call waits for the GPU, and at which line."""
     reason = _REASONS[0 if "grad_scaler" in lines[0] else 1][1]
-    return UnsupportedError(f"{what} cannot be captured, because of {lines[0]}: {reason}")
+    return UnsupportedError(f"{what} cannot be captured, because of {lines[0]}: {reason}", _OF_THE_CODE)
 
 
 def place_of_caller(above: int = 1) -> str:

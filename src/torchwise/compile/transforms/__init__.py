@@ -42,9 +42,14 @@ def has_stage(names: Sequence[str], *stages: Stage) -> bool:
 def transform_model(call: Callable[..., Any], names: Sequence[str]) -> tuple[Callable[..., Any], list[Layer]]:
     """Apply those of `names` that act on the model, in order, and return the new callable and the layers."""
     layers = []
-    for transform in load_transforms(names, Stage.FORM, Stage.MODEL):
-        call, layer = transform(call)
-        layers.append(layer)
+    for name in names:
+        for transform in load_transforms((name,), Stage.FORM, Stage.MODEL):
+            try:
+                call, layer = transform(call)
+            except UnsupportedError as error:  # it is given the model alone, so no other part of the plan is the reason
+                error.about = error.about or (("transforms", name),)
+                raise
+            layers.append(layer)
     return call, layers
 
 
