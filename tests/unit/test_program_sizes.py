@@ -165,6 +165,27 @@ def test_nothing_is_padded_if_that_is_not_proven(
     assert request.plans == DYNAMIC
 
 
+@pytest.mark.parametrize("rows", [[3], [3, 5], range(3, 20)], ids=["one", "two", "many"])
+def test_sizes_mean_the_same_as_for_a_model(rows: Iterable[int], searches: Searches) -> None:
+    net, searches.plan = Rows().eval(), DYNAMIC[0]
+    alone = copy.deepcopy(net)
+    report = tune(net, rows, sizes="varying")
+    ((request, workload),) = searches.asked
+    assert (request.plans, request.workload.sizes) == (None, "varying")
+    given = {len(example.args[0]) for example in workload.examples}
+    assert {min(rows), max(rows)} <= given <= set(rows)
+    check_answers(net, alone, [2, 40])
+    assert count_calls(report.modules[0]) == (2, {})
+    report.restore()
+    searches.asked.clear()
+    tw.optimize(net, run=lambda one: [one(make(count)) for count in rows], sizes="fixed")
+    ((request, workload),) = searches.asked
+    assert (request.plans, request.workload.sizes) == (None, "fixed")
+    assert {len(example.args[0]) for example in workload.examples} <= set(rows)
+    with pytest.raises(InputError, match="sizes is 'often'"):
+        tune(net, rows, sizes="often")
+
+
 def test_the_search_for_other_sizes_has_a_share_of_the_budget(searches: Searches) -> None:
     tune(Rows().eval(), [3, 5], budget=100.0)
     first, second = (request.budget_s for request, _ in searches.asked)

@@ -88,6 +88,14 @@ Tolerance = Annotated[
 Effort = Annotated[
     str, typer.Option(help="quick, standard or thorough.", autocompletion=complete("quick", "standard", "thorough"))
 ]
+Sizes = Annotated[
+    str,
+    typer.Option(
+        help="Sizes of the inputs to come: as-given, varying (no plan is chosen that holds for the given sizes alone), "
+        "or fixed (no plan for dynamic shapes is tried).",
+        autocompletion=complete("as-given", "varying", "fixed"),
+    ),
+]
 complete_mode = complete("inference", "training")
 Mode = Annotated[str, typer.Option(help="inference or training (with a backward pass).", autocompletion=complete_mode)]
 Device = Annotated[

@@ -29,6 +29,7 @@ SEARCH = {
     "budget": None,
     "compile_timeout": None,
     "calls": None,
+    "sizes": "as-given",
 }
 """The options of a search, with their defaults."""
 NAMES_PROGRAM = {"allow_interspersed_args": False}
@@ -73,6 +74,7 @@ def run(
     restarts: opt.Restarts = 1,
     allow: opt.Allow = "same-precision",
     effort: opt.Effort = "standard",
+    sizes: opt.Sizes = "as-given",
     store: opt.Store = None,
     json: Annotated[Path | None, opt.json_option("Write the recording as JSON (schema torchwise.recording/1)")] = None,
     html: Annotated[Path | None, opt.html_option("Write the recording as a self-contained page.")] = None,
@@ -91,6 +93,7 @@ def run(
         "effort": effort,
         "budget": budget,
         "compile_timeout": compile_timeout,
+        "sizes": sizes,
     }
     if calls is not None:
         options["calls"] = calls

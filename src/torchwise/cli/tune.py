@@ -35,14 +35,6 @@ LatencyLimit = Annotated[
         show_default="none",
     ),
 ]
-Sizes = Annotated[
-    str,
-    typer.Option(
-        help="Sizes of the inputs to come: as-given, varying (no plan is chosen that holds for the given sizes alone), "
-        "or fixed (no plan for dynamic shapes is tried).",
-        autocompletion=opt.complete("as-given", "varying", "fixed"),
-    ),
-]
 Metric = Annotated[
     str | None,
     typer.Option(
@@ -92,7 +84,7 @@ def tune(
     ] = "latency",
     memory_limit: MemoryLimit = None,
     latency_limit: LatencyLimit = None,
-    sizes: Sizes = "as-given",
+    sizes: opt.Sizes = "as-given",
     tolerance: opt.Tolerance = None,
     metric: Metric = None,
     mode: TuneMode = "inference",

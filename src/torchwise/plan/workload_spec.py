@@ -252,6 +252,12 @@ class TuneKeywords(OptionKeywords, total=False):
     progress: bool
 
 
+class ProgramKeywords(TuneKeywords, total=False):
+    """The keyword arguments of `torchwise.tune_program`."""
+
+    sizes: Sizes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOptions:
     """What a user asks of a search.

@@ -21,7 +21,9 @@ T = TypeVar("T")
 
 
 @overload
-def optimize(model: T, *, run: Callable[[T], Any], **options: Unpack[TuneKeywords]) -> OptimizedProgram[T]: ...
+def optimize(
+    model: T, *, run: Callable[[T], Any], sizes: Sizes = "as-given", **options: Unpack[TuneKeywords]
+) -> OptimizedProgram[T]: ...
 
 
 @overload
@@ -78,7 +80,7 @@ def optimize(
         background: whether to return at once, and search in another process. The original model runs until a quick
             search has verified a plan. That plan runs until a search with `effort` has verified a better one. The
             attribute `background` of the result has the progress, and can wait for the search or stop it.
-        sizes: as for `tune`.
+        sizes: as for `tune`, and with `run` as for `tune_program`.
         **options: as for `tune`. In the background, `progress` has no effect.
 
     Raises:
@@ -87,11 +89,11 @@ def optimize(
     from torchwise.workload import Workload
 
     if run is not None:
-        if args is not None or kwargs is not None or canary is not None or background or sizes != "as-given":
-            raise InputError("run is given, and shows the inputs: leave args, kwargs, canary, background and sizes out")
+        if args is not None or kwargs is not None or canary is not None or background:
+            raise InputError("run is given, and shows the inputs: leave args, kwargs, canary and background out")
         from torchwise.runtime.program import optimize_program
 
-        return optimize_program(model, run, **options)
+        return optimize_program(model, run, sizes=sizes, **options)
     if isinstance(model, (str, Workload)):
         raise InputError(f"model is of type {type(model).__name__}, but must be a module or a function")
     if background:

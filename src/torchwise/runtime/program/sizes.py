@@ -18,6 +18,7 @@ import torch
 
 from torchwise.errors import PlanError, TorchwiseError
 from torchwise.plan import Plan
+from torchwise.plan.workload_spec import Sizes
 from torchwise.records import Decision
 from torchwise.records import format as show
 from torchwise.runtime.bucketing import Choice, Padding, VerifiedPadding, choose, verify_padding
@@ -107,23 +108,27 @@ class SizeMix:
         return f"other sizes than these run by {others.plan}, {others.speedup} times eager's speed"
 
 
-def choose_mix(calls: Calls, workload: Callable[..., Any], *, pads: bool) -> SizeMix:
+def choose_mix(calls: Calls, workload: Callable[..., Any], *, pads: bool, sizes: Sizes = "as-given") -> SizeMix:
     """Choose the kinds of calls to tune for, and how their sizes are handled.
 
     Args:
         calls: the recorded calls, some of which have inputs that were kept.
         workload: the module or function as it is tuned, on which padding is verified.
         pads: whether padding may be chosen, if the device is one for it.
+        sizes: the sizes to come, as for `tune`. "as-given" lets the recorded sizes decide.
     """
     alike, note = select_alike(calls)
     count = functools.partial(count_calls, calls)
-    if not have_several_sizes(alike):
+    if sizes == "fixed" or (sizes == "as-given" and not have_several_sizes(alike)):
         tuned, rest = tuple(alike[:MAX_EXAMPLES]), alike[MAX_EXAMPLES:]
         return SizeMix(tuned, count(tuned), note="; ".join(filter(None, (describe_rest(rest), note))))
     by_size: defaultdict[int, list[Kind]] = defaultdict(list)
     rule = guess_padding(alike) if pads and device_type_of(workload) in PADS_ON else None
     for kind in alike:
         by_size[size_of(kind, rule)].append(kind)
+    if sizes == "varying":
+        choice = Choice("dynamic", (min(by_size), size_of(alike[0], rule), max(by_size)), "more sizes are to come")
+        return SizeMix(select_representative(alike, by_size, choice.sizes), count(alike), 0.0, choice, note=note)
     histogram = {size: float(sum(kind.calls for kind in kinds)) for size, kinds in sorted(by_size.items())}
     choice = choose(histogram, verified=rule is not None, count=MAX_EXAMPLES)
     if choice.kind == "buckets" and rule is not None:

@@ -14,7 +14,7 @@ import torch
 from torchwise.errors import InputError, TorchwiseError
 from torchwise.keywords import checked_keywords
 from torchwise.plan import Numerics
-from torchwise.plan.workload_spec import DEFAULT_CALLS, LIVE, TuneKeywords, TuneOptions
+from torchwise.plan.workload_spec import DEFAULT_CALLS, LIVE, ProgramKeywords, TuneOptions
 from torchwise.records import Decision
 from torchwise.records.recording import Recording
 from torchwise.runtime.api import Study, make_request, search
@@ -45,8 +45,8 @@ OF_ALL_SIZES = {"plans": DYNAMIC, "sizes": "varying"}
 NO_OTHERS = "no call had one"
 
 
-@checked_keywords(TuneKeywords)
-def tune_program(fn: Callable[..., Any], *args: Any, **options: Unpack[TuneKeywords]) -> TunedProgram:
+@checked_keywords(ProgramKeywords)
+def tune_program(fn: Callable[..., Any], *args: Any, **options: Unpack[ProgramKeywords]) -> TunedProgram:
     """Run `fn(*args)`, tune the modules that took its time on the inputs they got, and put the plans in place.
 
     The modules stay the same objects. They answer other calls as before, as `apply` says.
@@ -55,6 +55,7 @@ def tune_program(fn: Callable[..., Any], *args: Any, **options: Unpack[TuneKeywo
         fn: the program: it calls modules in any way, with representative inputs.
         *args: its arguments.
         **options: as for `tune`, without `examples` and `mode`, which the calls show. `budget` is for all modules.
+            `sizes` "as-given" chooses by the sizes of the calls whether a plan for all sizes is searched for, too.
 
     Returns:
         The report. Its `restore()` takes the plans away.
@@ -71,7 +72,7 @@ def tune_program(fn: Callable[..., Any], *args: Any, **options: Unpack[TuneKeywo
     return tune_recorded(recorder, getattr(fn, "__qualname__", type(fn).__qualname__), options, returned)
 
 
-def optimize_program(thing: T, run: Callable[[T], Any], **options: Unpack[TuneKeywords]) -> OptimizedProgram[T]:
+def optimize_program(thing: T, run: Callable[[T], Any], **options: Unpack[ProgramKeywords]) -> OptimizedProgram[T]:
     """Tune the modules that an object calls during `run(thing)`, and put the plans in place. See `optimize`."""
     if not callable(run):
         raise InputError(
@@ -83,7 +84,7 @@ def optimize_program(thing: T, run: Callable[[T], Any], **options: Unpack[TuneKe
     return OptimizedProgram(thing, tune_recorded(recorder, type(thing).__qualname__, options))
 
 
-def check_options(options: TuneKeywords) -> None:
+def check_options(options: ProgramKeywords) -> None:
     """Refuse options of `tune` that the calls show, and values that are not permitted.
 
     Raises:
@@ -97,7 +98,7 @@ def check_options(options: TuneKeywords) -> None:
 def tune_recorded(
     recorder: CallRecorder,
     program: str,
-    options: TuneKeywords,
+    options: ProgramKeywords,
     returned: Any = None,
     *,
     places: bool = True,
@@ -201,13 +202,13 @@ def _contains(outer: Any, inner: Any) -> bool:
 
 
 def _tune(
-    module: TunedModule, program: str, options: TuneKeywords, scale: float, *, places: bool, as_recorded: bool
+    module: TunedModule, program: str, options: ProgramKeywords, scale: float, *, places: bool, as_recorded: bool
 ) -> None:
     calls = merge_calls([module.calls, *(one.calls for one in module.alike)])
     live, store = module.calls.live, options.get("store")
     config = config_of(live, select_alike(calls)[0][0].autocast, store)
     workload = workload_of(live, config)
-    mix = choose_mix(calls, workload, pads=places)
+    mix = choose_mix(calls, workload, pads=places, sizes=options.get("sizes", "as-given"))
     expected = max(round(scale * mix.calls), 1)
     of_others = round(scale * mix.others) or (0 if as_recorded else expected)
     options = {**options, "calls": expected, "mode": mix.kinds[0].mode}
@@ -241,7 +242,7 @@ def _tune(
 class _Searches:
     """Searches for plans of one module, all on the same inputs and within one budget."""
 
-    def __init__(self, workload: Any, options: TuneKeywords, examples: tuple[Example, ...]) -> None:
+    def __init__(self, workload: Any, options: ProgramKeywords, examples: tuple[Example, ...]) -> None:
         self._workload, self._options, self._examples = workload, options, examples
         budget = options.get("budget")
         self._end = None if budget is None else time.monotonic() + budget
@@ -251,6 +252,8 @@ class _Searches:
 
         `of_others` is the expected number of calls of other sizes.
         """
+        if self._options.get("sizes", "as-given") != "as-given":
+            return self._run(name), None, ""
         may_be_dynamic = self._options.get("plans") is None and self._allowed is not Numerics.EXACT
         if mix.is_dynamic and may_be_dynamic:
             return self._run(name, **OF_ALL_SIZES), None, ""
@@ -278,7 +281,7 @@ class _Searches:
         return search(request, sent, store, progress=progress)
 
 
-def _split(options: TuneKeywords) -> tuple[TuneOptions, str | None, bool]:
+def _split(options: ProgramKeywords) -> tuple[TuneOptions, str | None, bool]:
     given: dict[str, Any] = dict(options)
     store, progress = given.pop("store", None), given.pop("progress", True)
     return TuneOptions(**given), store, progress
