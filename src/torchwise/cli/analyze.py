@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from torchwise.cli import options as opt
-from torchwise.cli.common import interruptible, keep_report, resolve_plan
+from torchwise.cli.common import interruptible, keep_report, resolve_choice
 from torchwise.plan.workload_spec import DEFAULT_CALLS
 
 LIMIT_S = 600.0
@@ -57,7 +57,7 @@ def analyze(
     from rich.console import Console
 
     from torchwise.diagnose.analyze import AnalyzeRequest, run_analysis
-    from torchwise.diagnose.requests import make_spec
+    from torchwise.diagnose.requests import make_spec, plan_of
     from torchwise.plan.workload_spec import check_form
     from torchwise.records.answer import EXIT_INCONCLUSIVE, Answer
     from torchwise.records.files import write_atomically, write_json
@@ -67,10 +67,10 @@ def analyze(
     from torchwise.trial import ProcessLauncher
 
     check_form(target)
-    options = {"mode": mode, "objective": objective, "calls": calls, "restarts": restarts, "seed": seed}
-    chosen = resolve_plan(plan or "default", (target,), store)
-    spec = make_spec(target, None, device, **options)
-    request = AnalyzeRequest(spec, chosen, effort, _parse_sizes(batches), batch_dim, limit)
+    options: dict[str, Any] = {"mode": mode, "objective": objective, "calls": calls, "restarts": restarts, "seed": seed}
+    chosen = resolve_choice(plan or "default", (target,), store)
+    spec = make_spec(target, None, device, chosen, **options)
+    request = AnalyzeRequest(spec, plan_of(chosen), effort, _parse_sizes(batches), batch_dim, limit)
     place = place_of(store) if store else None
     with interruptible(lambda: "; an unfinished analysis is not saved"), AnalyzeProgress() as progress:
         analysis = run_analysis(request, ProcessLauncher(), progress)

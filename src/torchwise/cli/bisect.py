@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchwise.cli.common import check_writable, interruptible, resolve_plan
+from torchwise.cli.common import check_writable, interruptible, resolve_choice
 from torchwise.cli.options import PLAN_HELP, Budget, Device, Mode, Seed, Store, Target, former_option, json_option
 
 if TYPE_CHECKING:
     from torchwise.plan import Plan
+    from torchwise.records import Decision
     from torchwise.records.bisection import Bisection
 
 LIMIT_S = 300.0
@@ -63,7 +64,7 @@ def bisect(
     from rich.console import Console
 
     from torchwise.diagnose.bisect import BisectRequest, run_bisection
-    from torchwise.diagnose.requests import make_spec
+    from torchwise.diagnose.requests import make_spec, plan_of
     from torchwise.plan import EAGER
     from torchwise.plan.workload_spec import check_form
     from torchwise.records.files import write_json
@@ -72,11 +73,9 @@ def bisect(
     from torchwise.trial import ProcessLauncher
 
     check_form(target)
-    spec = make_spec(target, None, device, mode=mode, seed=seed)
-    file = None if no_repro else str(repro)
-    request = BisectRequest(
-        spec, what or symptom, _resolve_plan(plan, target, store) if plan else EAGER, limit, budget, file
-    )
+    chosen = _resolve_choice(plan, target, store) if plan else EAGER
+    spec = make_spec(target, None, device, chosen, mode=mode, seed=seed)
+    request = BisectRequest(spec, what or symptom, plan_of(chosen), limit, budget, None if no_repro else str(repro))
     check_writable(None if no_repro else repro)
     progress = BisectProgress()
     with interruptible(lambda: _describe_interruption(len(progress.steps))), progress:
@@ -100,11 +99,12 @@ def _describe_interruption(probes: int) -> str:
     return f" after {probes} probe{'s' * (probes > 1)}; their results are printed above"
 
 
-def _resolve_plan(text: str, target: str, store: str | None) -> Plan:
-    """Return the named plan, unless it is eager."""
+def _resolve_choice(text: str, target: str, store: str | None) -> Plan | Decision:
+    """Return the named plan, or the decision that chose it, unless it is eager."""
+    from torchwise.diagnose.requests import plan_of
     from torchwise.errors import InputError
 
-    plan = resolve_plan(text, (target,), store)
-    if plan.is_eager:
+    chosen = resolve_choice(text, (target,), store)
+    if plan_of(chosen).is_eager:
         raise InputError("the plan is eager, so there is nothing to bisect: leave --plan out")
-    return plan
+    return chosen

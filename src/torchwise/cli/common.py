@@ -160,7 +160,15 @@ def find_plan(name: str | None, study: Study, others: Sequence[Plan] = ()) -> Pl
 
 
 def resolve_plan(name: str, targets: Sequence[str], store: str | None) -> Plan:
-    """Return the plan that `--plan` names: the same in every command.
+    """Return the plan that `--plan` names, as `resolve_choice` reads it."""
+    from torchwise.plan import Plan
+
+    chosen = resolve_choice(name, targets, store)
+    return chosen if isinstance(chosen, Plan) else chosen.plan
+
+
+def resolve_choice(name: str, targets: Sequence[str], store: str | None) -> Plan | Decision:
+    """Return the plan that `--plan` names, or the decision that chose it: the same in every command.
 
     Args:
         name: eager, a mode of `torch.compile`, a plan as JSON, the id of a decided plan or its beginning, or a study.
@@ -201,7 +209,7 @@ def resolve_plan(name: str, targets: Sequence[str], store: str | None) -> Plan:
         )
     if len(plans) > 1:
         raise InputError(f"plan is {name!r}, but must be the beginning of one id: {', '.join(p.id for p in plans)}")
-    return plans[0]
+    return own[0]
 
 
 def _with_size(target: str) -> str:

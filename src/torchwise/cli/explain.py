@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from torchwise.cli.common import interruptible, keep_report, resolve_plan
+from torchwise.cli.common import interruptible, keep_report, resolve_choice
 from torchwise.cli.options import (
     PLAN_HELP,
     Device,
@@ -63,7 +63,7 @@ def explain(
 
     check_form(target)
     location = place_of(store) if store else None
-    chosen = resolve_plan(plan, (target,), store) if plan else None
+    chosen = resolve_choice(plan, (target,), store) if plan else None
     with (
         interruptible(lambda: "; an unfinished explanation is not saved"),
         Console(stderr=True).status("starting") as status,

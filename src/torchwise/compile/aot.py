@@ -17,14 +17,14 @@ import contextlib
 import io
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from torchwise._torch import dynamo
-from torchwise.compile.backends.inductor import aot_backend, while_compiling
+from torchwise.compile.backends.inductor import NOTHING, aot_backend, marked_dims, while_compiling
 from torchwise.compile.guards.guard_bypass import FastPath, GuardBypass, fast_path, make_fast_path
 from torchwise.compile.guards.module_guard import make_quick_check
 from torchwise.compile.signature import Signature, overlap_in, signature_of
@@ -96,11 +96,15 @@ def check_possible(plan: Plan) -> None:
 class Maker:
     """A backend for `compile_plan` that answers by the original call, and compiles ahead for each signature.
 
+    Args:
+        varying: the dimensions that vary, for a plan with dynamic shapes. Without any, all are dynamic.
+
     Attributes:
         made: the code, in the order of the first calls.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, varying: Mapping[str, tuple[int, ...]] = NOTHING) -> None:
+        self._varying = varying
         self.made: list[Code] = []
 
     def __call__(self, call: Call, plan: Plan) -> Call:
@@ -118,7 +122,7 @@ class Maker:
             if (signature := signature_of(args, kwargs)) not in compiled_for:
                 _check_no_overlap(signature)
                 compiled_for.add(signature)
-                self.made.append(_compile_ahead(call, plan, args, kwargs))
+                self.made.append(_compile_ahead(call, plan, args, kwargs, self._varying))
             return call(*args, **kwargs)
 
         return call_and_compile
@@ -220,7 +224,9 @@ class _Loaded:
         return check_and_call
 
 
-def _compile_ahead(call: Call, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Code:
+def _compile_ahead(
+    call: Call, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Mapping[str, tuple[int, ...]]
+) -> Code:
     bypass, dropped = GuardBypass(call), list[Any]()
     unwritable = dynamo.GUARD_CHECKER.get("compiling ahead").UNSUPPORTED_SERIALIZATION_GUARD_TYPES
 
@@ -231,7 +237,9 @@ def _compile_ahead(call: Call, plan: Plan, args: tuple[Any, ...], kwargs: dict[s
         return kept
 
     backend, options = aot_backend(plan)
-    with _enabled(), while_compiling(plan), torch.no_grad():
+    varying = varying if plan.shapes == "dynamic" else NOTHING
+    compiling = while_compiling(plan, is_marked=bool(varying))
+    with _enabled(), compiling, marked_dims(args, kwargs, varying), torch.no_grad():
         compiled = torch.compile(
             call, fullgraph=True, backend=backend, options={**options, "guard_filter_fn": filter_guards}
         )

@@ -12,7 +12,7 @@ from typing import Any
 from torchwise import environment
 from torchwise.diagnose.analyze_advice import advise
 from torchwise.diagnose.batches import Scaling, check_sizes
-from torchwise.diagnose.requests import DEFAULT, make_spec, plan_of
+from torchwise.diagnose.requests import DEFAULT, choice_of, make_spec, plan_of
 from torchwise.errors import InputError, is_positive
 from torchwise.keywords import checked_keywords
 from torchwise.plan import Plan
@@ -132,8 +132,9 @@ def analyze(
 
     model = model if isinstance(model, (str, Workload)) else unwrap(model)
     workload = read_workload(model, args, kwargs, examples)
-    spec = make_spec(model, workload, device, mode=mode, objective=objective, calls=calls, restarts=restarts)
-    request = AnalyzeRequest(spec, plan_of(plan, store), effort, tuple(batches), batch_dim, limit)
+    chosen = choice_of(plan, store)
+    spec = make_spec(model, workload, device, chosen, mode=mode, objective=objective, calls=calls, restarts=restarts)
+    request = AnalyzeRequest(spec, plan_of(chosen), effort, tuple(batches), batch_dim, limit)
     display: AbstractContextManager[Any] = AnalyzeProgress() if progress else nullcontext(Listener())
     with send_model(workload, spec.target) as file, display as listener:
         # The structure is read here, in the process that has the model's source code.

@@ -17,7 +17,7 @@ from torchwise.keywords import checked_keywords
 from torchwise.plan import Plan, check_is_plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import DEFAULT_CALLS
-from torchwise.records import Failure, FailureKind
+from torchwise.records import Decision, Failure, FailureKind
 from torchwise.records.explanation import Explanation
 from torchwise.report.progress import Progress
 from torchwise.trial import (
@@ -73,7 +73,7 @@ def explain(
     kwargs: dict[str, Any] | None = None,
     *,
     examples: Sequence[Example] | None = None,
-    plan: Plan | None = None,
+    plan: Plan | Decision | None = None,
     calls: float = DEFAULT_CALLS,
     mode: str = "inference",
     device: str | None = None,
@@ -93,7 +93,7 @@ def explain(
         args: example arguments, a tuple (or one tensor).
         kwargs: example keyword arguments.
         examples: several example inputs with weights, in place of `args`. Recompilations between them are found.
-        plan: explain this plan instead of `torch.compile` with its defaults.
+        plan: explain this plan, or that of a decision, instead of `torch.compile` with its defaults.
         calls: expected calls in each process. Seconds that are saved once are divided by them.
         mode: "inference" or "training" (with a backward pass).
         device: "cpu" or "cuda", by default the device of the model and its inputs, and for a target "cuda" if
@@ -115,10 +115,11 @@ def explain(
     begun = budget_start()
     if budget is not None and not is_positive(budget):
         raise InputError(f"budget is {budget!r} s, but must be above 0. --no-fixes, or fixes=False, measures no fix")
-    if plan is not None:
-        check_is_plan(plan)
+    chosen = plan.plan if isinstance(plan, Decision) else plan
+    if chosen is not None:
+        check_is_plan(chosen)
     workload = read_workload(model, args, kwargs, examples)
-    spec = make_spec(model, workload, device, mode=mode, calls=calls)
+    spec = make_spec(model, workload, device, plan, mode=mode, calls=calls)
     folder = _make_folder(artifacts)
     display = _StageProgress() if progress and on_stage is None else nullcontext()
     with display as shown, send_model(workload, spec.target) as file, own_caches() as caches:
@@ -126,7 +127,7 @@ def explain(
         spent = Stopwatch(on_stage or (shown.stage if shown else lambda _name: None), begun)
         whole = Budget(budget or math.inf, spent)
         fixes_s = FIXES_S if budget is None else budget
-        inquiry = Inquiry(job, plan, fixes_s if fixes else 0.0, begun + whole.seconds, folder)
+        inquiry = Inquiry(job, chosen, fixes_s if fixes else 0.0, begun + whole.seconds, folder)
         limits = Limits.from_free_memory(LIMIT_S + (budget or 0.0))  # a budget ends it first
         answer = ask_worker(whole.limit(launcher or ProcessLauncher()), inquiry, Explanation, limits, spent.stage)
     if isinstance(answer, Failure) and answer.kind is FailureKind.OUT_OF_BUDGET:

@@ -178,12 +178,14 @@ def _compile(inquiry: Inquiry, harness: Harness) -> tuple[Calls, Trace]:
 
 
 def _call(inquiry: Inquiry, harness: Harness) -> Callable[..., Any]:
-    call, plan, device = harness.workload.call, inquiry.plan, harness.device
+    workload, plan, device = harness.workload, inquiry.plan, harness.device
     if plan is None:
-        compiled: Callable[..., Any] = torch.compile(call, options=profiler_options(device) or None)
+        compiled: Callable[..., Any] = torch.compile(workload.call, options=profiler_options(device) or None)
         return compiled
     plan = with_profiler(plan, device)
-    return compile_plan(call, plan, harness.workload.examples[0], device=device, mode=harness.mode).call
+    return compile_plan(
+        workload.call, plan, workload.examples[0], device=device, mode=harness.mode, inputs=workload.inputs
+    ).call
 
 
 def _collect_evidence(

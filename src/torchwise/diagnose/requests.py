@@ -19,11 +19,15 @@ DEFAULT = Plan(backend="inductor")
 _ID = re.compile(r"[0-9a-f]{12}")
 
 
-def make_spec(model: Any, workload: Workload | None, device: str | None, **options: Any) -> WorkloadSpec:
+def make_spec(
+    model: Any, workload: Workload | None, device: str | None, plan: Plan | Decision | None = None, **options: Any
+) -> WorkloadSpec:
     """Return the specification of the run, by default on the live workload's device, or on "cuda" if available.
 
-    A training step is always run for training.
+    A training step is always run for training. A decision for sizes that vary is examined at those sizes.
     """
+    if isinstance(plan, Decision) and plan.workload.varying:
+        options = {**options, "sizes": plan.workload.sizes, "varying": plan.workload.varying}
     if workload is not None and workload.step:
         options = {**options, "mode": "training"}
     device_name = device or (device_of(workload) if workload else default_device())
@@ -31,7 +35,13 @@ def make_spec(model: Any, workload: Workload | None, device: str | None, **optio
 
 
 def plan_of(plan: Plan | Decision | str | None, store: str | None = None) -> Plan:
-    """Return the plan that the user means.
+    """Return the plan that the user means, as `choice_of` reads it."""
+    chosen = choice_of(plan, store)
+    return chosen.plan if isinstance(chosen, Decision) else chosen
+
+
+def choice_of(plan: Plan | Decision | str | None, store: str | None = None) -> Plan | Decision:
+    """Return the plan that the user means, or the decision that chose it, if one did.
 
     Args:
         plan: a plan, a decision, "eager", a mode of `torch.compile`, a plan as JSON, or the id of a plan that a
@@ -40,10 +50,8 @@ def plan_of(plan: Plan | Decision | str | None, store: str | None = None) -> Pla
     """
     if plan is None:
         return DEFAULT
-    if isinstance(plan, Plan):
+    if isinstance(plan, (Plan, Decision)):
         return plan
-    if isinstance(plan, Decision):
-        return plan.plan
     if plan in list_allowed("mode"):
         return Plan(backend="inductor", mode=plan)
     if plan == "eager":
@@ -51,7 +59,7 @@ def plan_of(plan: Plan | Decision | str | None, store: str | None = None) -> Pla
     if plan.lstrip().startswith("{"):
         return Plan.from_json(plan)
     if is_id(plan):
-        return _find_stored_plan(plan, store)
+        return _find_decision(plan, store)
     raise InputError(
         f"plan is {plan!r}, but must be eager, a mode of torch.compile ({', '.join(list_allowed('mode'))}), a plan as "
         "JSON, or the id of a decided plan (12 hex digits)"
@@ -63,11 +71,11 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-def _find_stored_plan(plan_id: str, store: str | None) -> Plan:
+def _find_decision(plan_id: str, store: str | None) -> Decision:
     from torchwise.store import open_storage
 
     with open_storage(store, existing=True) as storage:
         for decision in storage.decisions():
             if decision.plan.id == plan_id:
-                return decision.plan
+                return decision
     raise InputError(f"no decision in this store chose a plan with id {plan_id}: list them with `torchwise plans list`")

@@ -193,7 +193,14 @@ class Savings:
         """Return the calls of a plan, compiled in the same way as by `torchwise.apply`."""
         harness, workload = self._harness, self._harness.workload
         model, profiled = copy_with_fresh_code(workload.call), with_profiler(plan, harness.device)
-        compiled = compile_plan(model, profiled, workload.examples[0], device=harness.device, mode=harness.mode)
+        compiled = compile_plan(
+            model,
+            profiled,
+            workload.examples[0],
+            device=harness.device,
+            mode=harness.mode,
+            inputs=workload.inputs,
+        )
         calls = self._warm_up(harness.runners(compiled.call))
         if harness.mode == "training":
             return calls

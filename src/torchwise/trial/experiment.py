@@ -34,7 +34,6 @@ from torchwise.verify.step import check_retained_loss
 from torchwise.verify.step_runner import StepRunner
 from torchwise.verify.substitution import check_substitution
 from torchwise.workload import Workload, pytree
-from torchwise.workload.identity import describe_example
 from torchwise.workload.module_state import kept_state
 from torchwise.workload.target import find_factory
 from torchwise.workload.train_step import TrainStep
@@ -266,15 +265,15 @@ class PlanCandidate:
     def build(self, call: Callable[..., Any], harness: Harness) -> Callable[..., Any]:
         """Return `call` compiled by the plan."""
         backend = None if harness.workload.step else self.backend
-        examples = harness.workload.examples
+        workload = harness.workload
         return compile_plan(
             call,
             self.plan,
-            examples[0],
+            workload.examples[0],
             device=harness.device,
             mode=harness.mode,
             backend=backend,
-            inputs=[*map(describe_example, examples)],
+            inputs=workload.inputs,
         ).call
 
     def substitute(self, call: Callable[..., Any]) -> Callable[..., Any]:

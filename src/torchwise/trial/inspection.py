@@ -40,7 +40,7 @@ from torchwise.verify import is_stochastic
 from torchwise.verify.leaves import unread_note
 from torchwise.verify.step_runner import StepRunner
 from torchwise.workload import Example, Workload, pytree
-from torchwise.workload.identity import describe_example, identity, structure
+from torchwise.workload.identity import identity, structure
 from torchwise.workload.module_state import kept_state
 from torchwise.workload.other_sizes import add_other_sizes, search_varying_dims, strip_marks
 from torchwise.workload.structure_details import details_of
@@ -114,7 +114,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         structure=model,
         structure_details=details,
         description=_describe(workload),
-        inputs=tuple(describe_example(example) for example in workload.examples),
+        inputs=workload.inputs,
         traits=_compatible(
             operator_traits.union(
                 _traits(workload, shares, plain_call, instruments, stochastic=stochastic),
@@ -338,7 +338,7 @@ def _traits(
         Trait.DEPENDENT_LAUNCH: any(t.is_cuda for t in tensors) and _launches_early(),
         Trait.STATIC_FORM: has("a static form", lambda _: has_static_form(workload.call)),
         Trait.GROWS: once.grows,
-        Trait.SEVERAL_SHAPES: once.grows or len({describe_example(example) for example in workload.examples}) > 1,
+        Trait.SEVERAL_SHAPES: once.grows or len(set(workload.inputs)) > 1,
         Trait.STOCHASTIC: stochastic,
     }
     for trait, present in _detect_traits(workload.call if module is None else module, instruments).items():

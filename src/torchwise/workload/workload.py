@@ -123,6 +123,13 @@ class Workload:
         return cls(call, (Example(as_args(args), as_kwargs(kwargs)),), name=name)
 
     @property
+    def inputs(self) -> tuple[str, ...]:
+        """One line for each example that describes its inputs, as a decision stores it."""
+        from torchwise.workload.identity import describe_example
+
+        return tuple(map(describe_example, self.examples))
+
+    @property
     def step(self) -> TrainStep | None:
         """The training step, if the callable is one."""
         from torchwise.workload.train_step import TrainStep

@@ -109,8 +109,10 @@ def build(workload: Workload, probe: Probe) -> Callable[..., Any]:
     """Return the model, compiled up to the probe's stage on its first call."""
     plan = probe.job.plan
     if probe.stage == "plan":
-        spec, mode = probe.job.workload, probe.job.workload.mode
-        return compile_plan(workload.call, plan, workload.examples[0], device=spec.device, mode=mode).call
+        spec, inputs = probe.job.workload, workload.inputs
+        return compile_plan(
+            workload.call, plan, workload.examples[0], device=spec.device, mode=spec.mode, inputs=inputs
+        ).call
     if "cse" in probe.options:
         aot_autograd.set_config("cse", bool(probe.options["cse"]))
     if probe.stage != "inductor":

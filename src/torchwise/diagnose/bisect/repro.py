@@ -142,4 +142,5 @@ def _describe_target(probe: Probe) -> dict[str, str]:
         )
     head, colon, name = split(workload.target)
     target = f"{Path(head).resolve()}{colon}{name}" if head.endswith(".py") else workload.target
-    return {"target": repr(target), "seed": repr(workload.seed)}
+    varying = repr(workload.varying) if workload.varying else ""
+    return {"target": repr(target), "seed": repr(workload.seed), "varying": varying}

@@ -30,7 +30,7 @@ from torchwise.errors import BudgetError, PlanError, first_line
 from torchwise.keywords import checked_keywords
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.rules import iter_changes, merge_changes
-from torchwise.records import Failure
+from torchwise.records import Decision, Failure
 from torchwise.records.bisection import Bisection, Cause, Observation, Operation, Repro, Stage, Subgraph, Symptom
 from torchwise.records.listener import Listener
 from torchwise.trial import Job, Launcher, ProcessLauncher, own_caches, send_model
@@ -57,7 +57,7 @@ def bisect(
     *,
     examples: Sequence[Example] | None = None,
     what: str = AUTO,
-    plan: Plan = EAGER,
+    plan: Plan | Decision = EAGER,
     mode: str = "inference",
     device: str | None = None,
     limit: float = LIMIT_S,
@@ -75,7 +75,7 @@ def bisect(
         kwargs: example keyword arguments.
         examples: several example inputs, in place of `args`.
         what: "wrong", "nan", "crash", "hang", "slow", or "auto" for any of them except "slow".
-        plan: a plan of Torchwise to bisect, by default plain `torch.compile`.
+        plan: a plan of Torchwise to bisect, or a decision, by default plain `torch.compile`.
         mode: "inference" or "training" (with a backward pass).
         device: "cpu" or "cuda", by default the device of the model and its inputs, and for a target "cuda" if
             available.
@@ -92,8 +92,9 @@ def bisect(
     from torchwise.report.progress import BisectProgress
 
     workload = read_workload(model, args, kwargs, examples)
-    spec = make_spec(model, workload, device, mode=mode)
-    request = BisectRequest(spec, what, plan, limit, budget, str(repro) if repro is not None else None)
+    spec = make_spec(model, workload, device, plan, mode=mode)
+    chosen = plan.plan if isinstance(plan, Decision) else plan
+    request = BisectRequest(spec, what, chosen, limit, budget, str(repro) if repro is not None else None)
     display: AbstractContextManager[Any] = BisectProgress() if progress else nullcontext(Listener())
     with send_model(workload, spec.target) as file, display as listener:
         request = replace(request, source=file.source, settings=file.settings)

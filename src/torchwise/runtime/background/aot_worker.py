@@ -22,6 +22,7 @@ from torchwise.trial.harness import Harness
 from torchwise.trial.job import Attempt
 from torchwise.trial.loading import load
 from torchwise.workload import Workload
+from torchwise.workload.input_spec import find_varying_dims
 from torchwise.workload.module_state import State
 
 
@@ -51,9 +52,9 @@ def make(preparation: Preparation, stage: Callable[[str], None]) -> AotCode:
     Raises:
         UnsupportedError: the plan or the model cannot be compiled ahead of time.
     """
-    job, maker = preparation.job, Maker()
-    harness = Harness(job)
+    job, harness = preparation.job, Harness(preparation.job)
     workload = harness.workload
+    maker = Maker(find_varying_dims(workload.inputs))
     _name_in_main(workload.call)
     stage("compile ahead")
     with cpu_isa_cache.recording() as checks, torch.no_grad():

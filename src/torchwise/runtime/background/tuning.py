@@ -35,7 +35,6 @@ from torchwise.runtime.sizes_dispatch import SizesDispatcher
 from torchwise.study import Request
 from torchwise.trial.loading import save
 from torchwise.workload import Example, Workload
-from torchwise.workload.identity import describe_example
 from torchwise.workload.other_sizes import make_example_like
 
 logger = logging.getLogger("torchwise")
@@ -350,9 +349,20 @@ def start(
 
 def initial_decision(workload: Workload, request: Request) -> Decision:
     """Return the decision to run the original until the search decides."""
-    inputs = tuple(describe_example(example) for example in workload.examples)
     here = environment.detect(request.workload.device)
     reason = "tuning goes on in the background"
     return Decision(
-        EAGER, reason, None, None, 0.0, 0.0, 0.0, None, request.workload, "", request.structure or "", inputs, here
+        EAGER,
+        reason,
+        None,
+        None,
+        0.0,
+        0.0,
+        0.0,
+        None,
+        request.workload,
+        "",
+        request.structure or "",
+        workload.inputs,
+        here,
     )
