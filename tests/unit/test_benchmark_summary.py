@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from bench_samples import a_benchmark, a_row, a_spec, ours, some_rows
+from torchwise.bench import read_suite, resolve_targets
 from torchwise.plan import EAGER
 from torchwise.records.benchmark import Benchmark
 
@@ -72,3 +74,31 @@ def test_the_readme_says_what_the_results_say_of_the_modes(summary: ModuleType) 
         r"- default over eager: ([\d.]+)×", summary.overview(summary.merge_benchmarks(summary.current("zoo-cpu")))
     )
     assert f"default mode of `torch.compile` has {float(default):.2g} times eager's speed" in said
+
+
+def test_the_page_of_five_systems_has_an_answer_for_each_on_a_cpu_and_a_gpu(summary: ModuleType) -> None:
+    five_systems = importlib.import_module("five_systems")
+    for system, programs in five_systems.PROGRAMS.items():
+        lines = five_systems.table(system).splitlines()[2:]
+        for machine in ("cores", "H200"):
+            assert any(machine in line for line in lines), (system, machine)
+        assert all(any(f".{name.replace('_', chr(92) + '_')}@" in line for line in lines) for name in programs), system
+
+
+def test_of_a_program_in_two_results_of_one_device_the_last_counts(summary: ModuleType) -> None:
+    five_systems = importlib.import_module("five_systems")
+
+    def result(cpu: str) -> Benchmark:
+        made = a_benchmark((ours(target="zoo:spinlock.operator@small"),))
+        return replace(made, environment=replace(made.environment, cpu=cpu, gpu=None, device="cpu"))
+
+    lines = five_systems.table("spinlock", [result("older"), result("newer")]).splitlines()[2:]
+    assert len(lines) == 1
+    assert "newer" in lines[0]
+
+
+def test_the_suite_of_five_systems_names_programs_of_all(summary: ModuleType) -> None:
+    five_systems = importlib.import_module("five_systems")
+    suite = read_suite(BENCHMARKS / "suites" / "five-systems-cpu.toml")
+    families = {target.removeprefix("zoo:").partition(".")[0] for target in resolve_targets(suite.targets, suite.sizes)}
+    assert families == set(five_systems.PROGRAMS)
