@@ -65,6 +65,26 @@ LAID: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
 """The memory layout of an output in eager, and whether a plan can describe it."""
 
 
+def test_outputs_lie_as_eagers_at_sizes_that_vary_by_one_compilation() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def compile_graph(graph: torch.fx.GraphModule, _inputs: object) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    def grow(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.cat([x, x[:, :1]], 1), x.permute(2, 0, 1), x[:, ::2], x.mT + 1
+
+    torch.compiler.reset()
+    traced = torch.compile(with_eager_strides(grow), backend=compile_graph, dynamic=True, fullgraph=True)
+    for length in (5, 9, 3, 33):
+        x = torch.randn(2, length, 7)
+        for found, eager in zip(traced(x), grow(x), strict=True):
+            assert torch.equal(found, eager)
+            assert found.stride() == eager.stride()
+    assert len(graphs) == 1
+
+
 @pytest.mark.parametrize("name", LAID)
 def test_what_is_traced_says_how_each_output_lies(name: str) -> None:
     make, said = LAID[name]

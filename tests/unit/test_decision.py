@@ -168,8 +168,16 @@ def test_a_search_whose_time_ended_before_any_plan_was_tried_is_inconclusive() -
         decision = decide(replace(a_history(*tried), left_s=-0.1), HERE)
         assert decision.is_inconclusive
         assert "ended before a plan was tried to its end" in decision.reason
+    assert decide(replace(a_history(*trials), left_s=5.0), HERE).is_inconclusive, "the time of a trial ended"
     for tried, left_s in (([], 5.0), ([*trials, a_trial(AUTOTUNED, 0.8)], -0.1)):
         assert not decide(replace(a_history(*tried), left_s=left_s), HERE).is_inconclusive
+
+
+def test_a_plan_that_ran_out_of_time_beside_others_is_named_with_the_way_out() -> None:
+    cut = Trial(0, INDUCTOR, TrialState.FAIL, failure=Failure(FailureKind.TIMED_OUT, "compile", "600 s"))
+    told = " inductor was not tried to the end, for lack of time: run this again with a larger budget or effort,"
+    assert told in decide_trials(cut, a_trial(AUTOTUNED, 0.8), calls=10**9).reason
+    assert "for lack of time" not in decide_trials(a_trial(AUTOTUNED, 0.8), calls=10**9).reason
 
 
 BREAK = "Data-dependent branching, at model.py:7, in forward: `if x.sum() > 0:`"

@@ -357,10 +357,6 @@ INDUCTOR = {"backend": "inductor"}
             "transforms has 'isolate_rnn', but eager compiles nothing: isolate_rnn changes what a compiler is given",
         ),
         (
-            {"transforms": ("eager_strides",), "shapes": "dynamic"} | INDUCTOR,
-            "shapes is 'dynamic', but eager_strides holds for one shape: shapes must be static",
-        ),
-        (
             {"capture": "call", "mode": "reduce-overhead"} | INDUCTOR,
             "capture is 'call', but mode 'reduce-overhead' captures CUDA graphs by itself: choose one",
         ),
@@ -375,10 +371,6 @@ INDUCTOR = {"backend": "inductor"}
         (
             {"scope": "rolled", "transforms": ("eager_strides",)} | INDUCTOR,
             "transforms has 'eager_strides', but scope is 'rolled', whose parts lay out what they return",
-        ),
-        (
-            {"shapes": "dynamic", "transforms": ("eager_strides",)} | INDUCTOR,
-            "shapes is 'dynamic', but eager_strides holds for one shape: shapes must be static",
         ),
         (
             {"transforms": ("eager_strides",)},

@@ -111,11 +111,11 @@ def test_one_size_warns_once_with_the_shape_and_the_way_out(
 
 
 def test_many_sizes_get_one_plan_which_is_tuned_on_those_that_represent_them(searches: Searches) -> None:
-    net = Rows().eval()
+    net, searches.plan = Rows().eval(), DYNAMIC[0]
     alone = copy.deepcopy(net)
     report = tune(net, [1, *range(10, 30)])
     ((request, workload),) = searches.asked
-    assert (request.plans, request.workload.sizes) == (DYNAMIC, "varying"), "verified at sizes that nobody gave"
+    assert (request.plans, request.workload.sizes) == (None, "varying"), "verified at sizes that nobody gave"
     found = [len(example.args[0]) for example in workload.examples]
     assert 1 in found, "code for one row is compiled by itself"
     assert {size > 20 for size in found if size > 1} == {True, False}
@@ -162,7 +162,7 @@ def test_nothing_is_padded_if_that_is_not_proven(
 
     tw.tune_program(program)
     ((request, _),) = searches.asked
-    assert request.plans == DYNAMIC
+    assert (request.plans, request.workload.sizes) == (None, "varying")
 
 
 @pytest.mark.parametrize("rows", [[3], [3, 5], range(3, 20)], ids=["one", "two", "many"])
@@ -209,7 +209,10 @@ def test_what_the_options_permit_counts(options: dict[str, Any], searches: Searc
     [
         (THREADS, replace(*DYNAMIC, threads=THREADS.threads)),
         (Plan(backend="inductor", precision="tf32", capture="call"), replace(*DYNAMIC, precision="tf32")),
-        (Plan(backend="inductor", transforms=("eager_strides",), threads=2), replace(*DYNAMIC, threads=2)),
+        (
+            Plan(backend="inductor", transforms=("eager_strides",), threads=2),
+            replace(*DYNAMIC, transforms=("eager_strides",), threads=2),
+        ),
         (Plan(backend="inductor", scope="rolled"), *DYNAMIC),
     ],
     ids=str,

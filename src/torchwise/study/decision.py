@@ -45,7 +45,13 @@ def decide(history: History, environment: Environment) -> Decision:
     if chosen is None and (unfinished := _explain_end(history)):
         return replace(stay, reason=unfinished + _waits(history), answer=Answer.INCONCLUSIVE)
     if chosen is None:
-        reason = _why_eager(history) + _name_break(history) + _describe_batch(history, EAGER) + _waits(history)
+        reason = (
+            _why_eager(history)
+            + _name_cut(history)
+            + _name_break(history)
+            + _describe_batch(history, EAGER)
+            + _waits(history)
+        )
         return replace(stay, reason=reason, answer=Answer.NO)
     plan = chosen.plan
     reasons = [_why(chosen, history), _compare_with_closest(chosen, history), _loss(chosen)]
@@ -110,13 +116,13 @@ def _untold(history: History) -> Trial | None:
 
 
 def _explain_end(history: History) -> str:
-    """Say that the time of the search ended before any plan was tried to its end, or return "" if one was."""
-    known = [t for t in history.trials if t.state.is_finished and not _was_cut(t)]
-    if known or history.left_s > 0:
+    """Say that time ended before any plan was tried to its end, or return "" if one was, or none was tried at all."""
+    finished = [t for t in history.trials if t.state.is_finished]
+    if not all(map(_was_cut, finished)) or (history.left_s > 0 and not finished):
         return ""
     return (
-        "Inconclusive: the time of the search ended before a plan was tried to its end. Eager goes on serving. Run "
-        "this again with a larger budget, or while the machine is quieter."
+        "Inconclusive: time ended before a plan was tried to its end. Eager goes on serving. Run this again with a "
+        "larger budget or effort, or while the machine is quieter."
     )
 
 
@@ -253,6 +259,18 @@ def _why_eager(history: History) -> str:
     if any(t.state.is_finished for t in history.trials):
         return f"Stay with eager: no candidate was both right and faster.{_too_few_calls(history)}"
     return f"Stay with eager: nothing is worth a trial.{_too_few_calls(history)}"
+
+
+def _name_cut(history: History) -> str:
+    """Name the plan that was not tried to its end, and the way out, or return "" if there is none."""
+    cut = [t for t in history.trials if _was_cut(t)]
+    if not cut:
+        return ""
+    more = f" and {len(cut) - 1} more were" if len(cut) > 1 else " was"
+    return (
+        f" {cut[0].plan}{more} not tried to the end, for lack of time: run this again with a larger budget or effort, "
+        "or while the machine is quieter."
+    )
 
 
 def _name_break(history: History) -> str:

@@ -15,7 +15,7 @@ import torch
 
 
 def with_eager_strides(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `call` for Dynamo to trace, for static shapes, with its outputs laid out as the trace finds them.
+    """Return `call` for Dynamo to trace, with its outputs laid out as the trace finds them.
 
     Called without being traced it changes nothing.
     """
@@ -42,8 +42,12 @@ def order_of(tensor: torch.Tensor) -> Order | None:
         return None
     if tensor.is_contiguous():
         return tuple(range(tensor.dim()))
-    order = tuple(dim for _, dim in sorted([(-stride, dim) for dim, stride in enumerate(tensor.stride())]))
-    return order if tensor.permute(order).is_contiguous() else None
+    strides: tuple[int, ...] = tensor.stride()
+    order: list[int] = []
+    for dim, stride in enumerate(strides):  # Dynamo traces no sort of sizes that vary
+        place = sum([strides[other] >= stride for other in order])
+        order.insert(place, dim)
+    return tuple(order) if tensor.permute(order).is_contiguous() else None
 
 
 def lay_out(tensor: torch.Tensor, order: Order | None) -> torch.Tensor:

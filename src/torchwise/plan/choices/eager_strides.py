@@ -17,8 +17,6 @@ def find_problems(plan: Plan) -> Iterator[str]:
     """Yield the reasons why the rewrite cannot be part of a plan."""
     if plan.scope != "whole":
         yield f"transforms has 'eager_strides', but scope is {plan.scope!r}, whose parts lay out what they return"
-    if plan.shapes == "dynamic":
-        yield "shapes is 'dynamic', but eager_strides holds for one shape: shapes must be static"
 
 
 register(

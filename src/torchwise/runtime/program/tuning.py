@@ -18,7 +18,6 @@ from torchwise.plan.workload_spec import DEFAULT_CALLS, LIVE, ProgramKeywords, T
 from torchwise.records import Decision
 from torchwise.records.recording import Recording
 from torchwise.runtime.api import Study, make_request, search
-from torchwise.runtime.bucketing.bucketed import DYNAMIC
 from torchwise.runtime.components.program import is_component
 from torchwise.runtime.program.calls import merge_calls
 from torchwise.runtime.program.placement import config_of, place_decision, workload_of
@@ -40,7 +39,7 @@ MAX_TUNED = 8
 MIN_BUDGET_S = 5.0
 FIRST_SHARE = 0.7
 """Share of a module's budget for the plan for its recorded sizes, if others may come. The rest is for theirs."""
-OF_ALL_SIZES = {"plans": DYNAMIC, "sizes": "varying"}
+OF_ALL_SIZES = {"sizes": "varying"}
 """The options of a search for one plan that answers every size: it is verified at sizes that nobody gave."""
 NO_OTHERS = "no call had one"
 
