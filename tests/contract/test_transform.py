@@ -109,6 +109,49 @@ class TestStaticForm(TransformContract):
         return (make_rows(5),)
 
 
+class Attending(torch.nn.Module):
+    """Writes attention out, with keys and values that pairs of queries share if it is asked to."""
+
+    def __init__(self, times: int = 1) -> None:
+        super().__init__()
+        self.times, self.all = times, torch.nn.Linear(4, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.all(x).reshape(1, 1, -1, 12).chunk(3, dim=-1)
+        if self.times > 1:
+            q, k, v = q.expand(1, 2, -1, 4), *(one.repeat_interleave(self.times, dim=1) for one in (k, v))
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return (q @ k.mT).softmax(-1) @ v
+
+
+class TestFusedAttention(TransformContract):
+    @pytest.fixture
+    def choice(self) -> Choice:
+        return load_choices()["transforms", "fused_attention"]
+
+    @pytest.fixture
+    def model(self) -> torch.nn.Module:
+        return Attending().eval()
+
+    @pytest.fixture
+    def unfit(self) -> torch.nn.Module:
+        return torch.nn.Linear(4, 4)
+
+    @pytest.fixture
+    def inputs(self) -> tuple[Any, ...]:
+        return (make_rows(16),)
+
+
+class TestGroupedKeys(TestFusedAttention):
+    @pytest.fixture
+    def choice(self) -> Choice:
+        return load_choices()["transforms", "grouped_keys"]
+
+    @pytest.fixture
+    def model(self) -> torch.nn.Module:
+        return Attending(times=2).eval()
+
+
 def copy_weights(model: Any) -> Any:
     return a_transform.drop_dropout(copy.deepcopy(model))
 

@@ -49,6 +49,11 @@ class Stage(StrEnum):
     """
     MODEL = "model"
     """Parts of the model are replaced in a copy that shares its weights: `(callable) -> (callable, layer)`."""
+    TRACE = "trace"
+    """The functions that Dynamo traced are rewritten, before Inductor differentiates them: `(graph) -> places`.
+
+    It returns the number of places that it changed. Its traits are found in a recorded call.
+    """
     GRAPH = "graph"
     """The graphs are rewritten and compiled by Inductor: `(options) -> backend` of `torch.compile`."""
     PASS = "pass"
@@ -99,7 +104,8 @@ class Choice:
         ahead_instead: choices in its place in a plan that is compiled ahead, as (field, value), or None if nothing can
             take its place.
         detectors: functions that find in a model the traits that only this choice needs, as (trait, function). A
-            function takes the model, and returns whether it has the trait.
+            function takes the model, and returns whether it has the trait. For a rewrite at stage "trace" it takes
+            the graph of the functions that a call runs.
     """
 
     field: str

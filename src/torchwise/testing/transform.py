@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from torchwise.compile import compile_plan
+from torchwise.compile.transforms.function_graphs.record import record
 from torchwise.errors import UnsupportedError
-from torchwise.plan import CHOICES, Choice, Plan
+from torchwise.plan import CHOICES, Choice, Plan, Stage
 from torchwise.plan.choice import load_code
 from torchwise.testing.models import change_weights
 from torchwise.workload import Example
@@ -71,12 +72,15 @@ class TransformContract:
         assert callable(load_code(choice.realized_by))
 
     def test_detectors_find_the_models_that_it_is_for(
-        self, choice: Choice, model: torch.nn.Module, unfit: Callable[..., Any] | None
+        self, choice: Choice, model: torch.nn.Module, unfit: Callable[..., Any] | None, inputs: tuple[Any, ...]
     ) -> None:
+        def given(call: Callable[..., Any]) -> Any:
+            return record(lambda: call(*inputs)) if choice.stage is Stage.TRACE else call
+
         for trait, detector in choice.detectors:
             assert trait in choice.required_traits
-            assert load_code(detector)(model)
-            assert unfit is None or not load_code(detector)(unfit)
+            assert load_code(detector)(given(model))
+            assert unfit is None or not load_code(detector)(given(unfit))
 
     def test_it_answers_as_the_original_does(
         self, rewrite: Rewrite, model: torch.nn.Module, inputs: tuple[Any, ...]

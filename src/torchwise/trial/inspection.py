@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,11 +24,11 @@ from torchwise.measure.clock import Clock
 from torchwise.measure.memory import peak_memory
 from torchwise.measure.paired_timing import Mix, Precision, measure_pair
 from torchwise.measure.profile import profile_of
-from torchwise.plan.choice import Code, load_choices, load_code
 from torchwise.plan.trait import DIVISIBLE_BY, Trait
 from torchwise.plan.workload_spec import VaryingDim, WorkloadSpec
 from torchwise.records import Inspection, Measurement, WorkerStage
 from torchwise.records.structure_differences import pack_details
+from torchwise.trial.detected_traits import detect_traits
 from torchwise.trial.error_origin import Instruments, check_plainly
 from torchwise.trial.job import Job
 from torchwise.trial.loading import load, runner, with_optimizer_state
@@ -101,6 +100,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         does_print = instruments.use("whether it prints", lambda: any(prints(call) for call in calls), False)
         operator_traits, operator_count = _trace_operators(calls[0])
         counts = [operator_count, *(_trace_operators(call)[1] for call in calls[1:])]
+        detected = detect_traits(workload.call if workload.module is None else workload.module, calls[0], instruments)
         work = work_of(workload, calls[0], instruments) if workload.step else None
         stage(WorkerStage.MEASURE)
         mix = mix_of(calls, workload)
@@ -117,7 +117,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         inputs=workload.inputs,
         traits=_compatible(
             operator_traits.union(
-                _traits(workload, shares, plain_call, instruments, stochastic=stochastic),
+                _traits(workload, detected, shares, plain_call, instruments, stochastic=stochastic),
                 instruments.use("how its batch may be cut", lambda: step_traits(workload), frozenset()),
                 [Trait.PRINTS] if does_print else [],
                 _requested_traits(job.workload, varying),
@@ -316,7 +316,13 @@ def _form(arguments: Any) -> str:
 
 
 def _traits(
-    workload: Workload, shares: dict[str, float], once: PlainCall, instruments: Instruments, *, stochastic: bool
+    workload: Workload,
+    detected: Mapping[Trait, bool],
+    shares: dict[str, float],
+    once: PlainCall,
+    instruments: Instruments,
+    *,
+    stochastic: bool,
 ) -> list[Trait]:
     def has(what: str, find: Callable[[Any], Any]) -> bool:
         return instruments.use(f"whether it has {what}", lambda: bool(find(module)), False)
@@ -341,23 +347,9 @@ def _traits(
         Trait.SEVERAL_SHAPES: once.grows or len(set(workload.inputs)) > 1,
         Trait.STOCHASTIC: stochastic,
     }
-    for trait, present in _detect_traits(workload.call if module is None else module, instruments).items():
+    for trait, present in detected.items():
         found[trait] = found.get(trait, False) or present
     return [*once.traits, *(trait for trait, present in found.items() if present)]
-
-
-def _detect_traits(model: Any, instruments: Instruments) -> dict[Trait, bool]:
-    """Find the traits that only one choice needs, by the functions that its declaration names."""
-    found: dict[Trait, bool] = {}
-    for trait, code in [pair for choice in load_choices().values() for pair in choice.detectors]:
-        detect = functools.partial(_detect, code, model)
-        has_trait = instruments.use(f"whether it {trait.summary or trait.label}", detect, False)
-        found[trait] = found.get(trait, False) or has_trait
-    return found
-
-
-def _detect(code: Code, model: Any) -> bool:
-    return bool(load_code(code)(model))
 
 
 def _launches_early() -> bool:

@@ -22,7 +22,7 @@ from torchwise.compile.guards.module_guard import Reads
 from torchwise.compile.inductor_patches import add_autocast_to_key
 from torchwise.compile.recompiles import Recompiles
 from torchwise.compile.signature import Signature, is_plain, opaque_leaves, overlap_in, signature_of
-from torchwise.compile.transforms import has_stage, load_transforms
+from torchwise.compile.transforms import function_graphs, has_stage, load_transforms
 from torchwise.errors import UnsupportedError, did_you_mean
 from torchwise.plan import Plan
 from torchwise.plan.choice import Stage
@@ -36,6 +36,8 @@ NOTHING: Varying = MappingProxyType({})
 _MARKING = threading.Lock()
 _MARKED: dict[int, tuple[int, dict[str, Any]]] = {}
 """By the identity of a marked tensor: the calls that hold its marks, and the attributes that it had before."""
+PASS_OPTION = "post_grad_custom_pre_pass"
+"""Inductor's option for a pass over graphs of operators."""
 MAX_BYPASSES = 256
 """Maximum number of signatures that bypass Dynamo's guards. Each takes some 100 kB for 100 parameters."""
 
@@ -119,7 +121,7 @@ class Compiled:
         self._bypass = bypass
         self._plan = plan
         self._varying = varying
-        self._transforms = [*backends, *_passes(plan)]
+        self._transforms = [*backends, *(graph_pass for _, graph_pass in _passes(plan))]
         self._paths: dict[Signature, Callable[..., Any]] = {}
         self._lock = threading.Lock()  # Dynamo's report on a compilation must belong to this call
         self._compiler: int | None = None  # the thread that compiles
@@ -318,9 +320,11 @@ def _transform(names: tuple[str, ...], options: dict[str, Any]) -> Callable[...,
     return backend
 
 
-def _passes(plan: Plan) -> list[Any]:
-    """Return the passes over Inductor's graphs that a plan requests."""
-    return [make_pass() for make_pass in load_transforms(plan.transforms, Stage.PASS)]
+def _passes(plan: Plan) -> list[tuple[str, Any]]:
+    """Return the passes over Inductor's graphs that a plan requests, each with the option that takes it."""
+    found = [(PASS_OPTION, make_pass()) for make_pass in load_transforms(plan.transforms, Stage.PASS)]
+    functions = tuple(name for name in plan.transforms if has_stage((name,), Stage.TRACE))
+    return [*found, (function_graphs.OPTION, function_graphs.graph_pass(functions))] if functions else found
 
 
 def _options(plan: Plan) -> dict[str, Any]:
@@ -332,12 +336,10 @@ def _options(plan: Plan) -> dict[str, Any]:
     options = {**modes[plan.mode], **{k: v for k, v in plan.options if k != "freezing"}}
     if plan.capture != "none":
         options["triton.cudagraphs"] = False
-    for graph_pass in _passes(plan):
-        if (other := inductor.CONFIG.get().post_grad_custom_pre_pass) is not None:
-            raise UnsupportedError(
-                f"Inductor takes one post_grad_custom_pre_pass, and this program has set its own: {other}"
-            )
-        options["post_grad_custom_pre_pass"] = graph_pass
+    for option, graph_pass in _passes(plan):
+        if (other := getattr(inductor.CONFIG.get(), option)) is not None:
+            raise UnsupportedError(f"Inductor takes one {option}, and this program has set its own: {other}")
+        options[option] = graph_pass
     if options.get(inductor_patches.OPTION) or inductor.CONFIG.get().triton.enable_pdl:  # or the user's own setting
         inductor_patches.wait_first()
     check_options(options)

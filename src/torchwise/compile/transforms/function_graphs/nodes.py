@@ -1,0 +1,162 @@
+"""Read the nodes of a graph of torch's functions, which have several names for one operation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+VALUE = "example_value"
+"""The key in a node's meta data of its value: a tensor without data."""
+_SYNONYMS = {
+    "bmm": "matmul",
+    "mm": "matmul",
+    "multiply": "mul",
+    "imul": "mul",
+    "rmul": "mul",
+    "truediv": "div",
+    "itruediv": "div",
+    "true_divide": "div",
+    "divide": "div",
+    "iadd": "add",
+    "radd": "add",
+    "isub": "sub",
+    "subtract": "sub",
+    "swapaxes": "transpose",
+    "swapdims": "transpose",
+}
+_WRITES = ("setitem", "iadd", "isub", "imul", "itruediv")
+_VIEWS = ("view", "reshape", "transpose", "mean", "sum", "getitem", "unsqueeze", "squeeze", "contiguous")
+
+
+def name_of(node: Any) -> str:
+    """Return the name of a node's function, the same for all of its spellings, or "" for anything else.
+
+    A function that writes has the name of the one that does not. `is_written` tells of those.
+    """
+    name = raw_name(node)
+    return _SYNONYMS.get(name, name)
+
+
+def raw_name(node: Any) -> str:
+    """Return the name of a node's function as it was called, without underscores, or "" for anything else."""
+    if not isinstance(node, Node) or node.op not in ("call_function", "call_method"):
+        return ""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if name == "getattr":  # a property, such as `mT`
+        return str(node.args[1])
+    return name.strip("_")
+
+
+def argument(node: Node, place: int, name: str, default: Any = None) -> Any:
+    """Return an argument of a node, given by its place or by its name."""
+    return node.args[place] if place < len(node.args) else node.kwargs.get(name, default)
+
+
+def value_of(node: Any) -> torch.Tensor | None:
+    """Return the tensor without data that a node stands for, or None."""
+    value = node.meta.get(VALUE) if isinstance(node, Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def number_of(given: Any) -> float | None:
+    """Return a number that a graph holds as such, or in a tensor that it makes of one, or None."""
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        return float(given)
+    name = name_of(given)
+    if name == "full" and list(argument(given, 0, "size", ())) == []:
+        return number_of(argument(given, 1, "fill_value"))
+    if name in ("tensor", "scalar_tensor", "to", "sqrt"):
+        inner = number_of(given.args[0] if given.args else None)
+        return math.sqrt(inner) if inner is not None and name == "sqrt" and inner >= 0 else inner
+    return None
+
+
+def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether sizes are known to be equal, for all sizes of the inputs. It puts no condition on later calls."""
+    return len(one) == len(other) and all(map(_is_same, one, other))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    return type(one) is type(other) and one.node.expr == other.node.expr  # numbers of a graph for several sizes
+
+
+def is_only_for(node: Node, user: Node) -> bool:
+    """Whether a node's result is read by one other alone, leaving aside those whose own result nobody reads.
+
+    One that takes on its dtype does not count, as it gets another node with this dtype, or is left out, too.
+    """
+    return all(other is user or is_dead(other) or _asks_dtype(other, node) for other in node.users)
+
+
+def _asks_dtype(node: Node, other: Node) -> bool:
+    return raw_name(node) == "type_as" and len(node.args) == 2 and node.args[1] is other is not node.args[0]
+
+
+def is_dead(node: Node) -> bool:
+    """Whether nobody reads a node's result, nor anything else that is made of it."""
+    return name_of(node) in _VIEWS and all(map(is_dead, node.users))
+
+
+def writes(node: Node) -> bool:
+    """Whether a function writes to its first argument."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    has_result = "out" in node.kwargs
+    return has_result or name.strip("_") in _WRITES or (name.endswith("_") and not name.endswith("__"))
+
+
+def add_call(graph: Graph, name: str, *args: Any) -> Node:
+    """Add a call of a tensor's method, with its value: that of the method on tensors without data."""
+    node = graph.call_method(name, args)
+    given: Any = torch.fx.map_arg(args, value_of)
+    node.meta[VALUE] = getattr(given[0], name)(*given[1:])
+    return node
+
+
+def replace(node: Node, other: Node) -> None:
+    """Put another node in a node's place, and remove the old one with all that only it has read."""
+    node.replace_all_uses_with(other)
+    remove_unread(node)
+
+
+def remove_unread(node: Node) -> None:
+    """Remove a node and all that only it has read, if nobody reads its result, and it may be left out."""
+    found, erased = [node], set[Node]()
+    while found:
+        node = found.pop()
+        if node in erased:
+            continue
+        for user in [user for user in node.users if is_dead(user)]:
+            _erase_dead(user)
+        if not node.users and name_of(node) in _REMOVABLE:
+            found += node.all_input_nodes
+            node.graph.erase_node(node)
+            erased.add(node)
+
+
+def _erase_dead(node: Node) -> None:
+    for user in list(node.users):
+        _erase_dead(user)
+    node.graph.erase_node(node)
+
+
+_REMOVABLE = {"matmul", "einsum", "baddbmm", "mul", "div", "add", "sub", "masked_fill", "where", "softmax", "dropout"}
+_REMOVABLE |= {
+    "float",
+    "to",
+    "type_as",
+    "type",
+    "permute",
+    "movedim",
+    "expand",
+    "repeat_interleave",
+    "log",
+    "mT",
+    *_VIEWS,
+}
+"""Functions that may be left out if nobody reads the result. They draw nothing, and write at most to their input."""

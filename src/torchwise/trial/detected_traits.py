@@ -1,0 +1,39 @@
+"""Find the traits that only one choice needs, by the functions that its declaration names."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch.fx import Graph
+
+from torchwise.compile.transforms.function_graphs.record import record
+from torchwise.plan.choice import Code, Stage, load_choices, load_code
+from torchwise.plan.trait import Trait
+from torchwise.trial.error_origin import Instruments
+
+
+def detect_traits(model: Any, call: Callable[[], Any], instruments: Instruments) -> dict[Trait, bool]:
+    """Return whether a model has each of these traits.
+
+    Args:
+        model: the module, or the callable.
+        call: calls it on an example. The functions that it runs are recorded once, for all rewrites of functions.
+        instruments: notes which detectors fail.
+    """
+    found: dict[Trait, bool] = {}
+    # Some functions refuse to be watched. Then no function is rewritten.
+    graph = instruments.use("which functions a call runs", lambda: record(call), Graph())
+    for choice in load_choices().values():
+        for trait, code in choice.detectors:
+            given = functools.partial(copy.deepcopy, graph) if choice.stage is Stage.TRACE else lambda: model
+            detect = functools.partial(_detect, code, given)
+            has_trait = instruments.use(f"whether it {trait.summary or trait.label}", detect, False)
+            found[trait] = found.get(trait, False) or has_trait
+    return found
+
+
+def _detect(code: Code, given: Callable[[], Any]) -> bool:
+    return bool(load_code(code)(given()))

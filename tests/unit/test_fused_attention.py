@@ -1,0 +1,346 @@
+"""Attention written out in many ways becomes fused attention, in graphs of functions, and other code stays as it is."""
+
+from __future__ import annotations
+
+import math
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from torchwise.compile import compile_plan
+from torchwise.compile.backends import inductor
+from torchwise.compile.transforms.function_graphs import OPTION, fused_attention, graph_pass, grouped_keys
+from torchwise.compile.transforms.function_graphs.nodes import name_of
+from torchwise.compile.transforms.function_graphs.record import record
+from torchwise.errors import NoEffectError, PlanError, UnsupportedError
+from torchwise.plan import Numerics, Plan, PlanSpace
+from torchwise.plan.trait import Trait
+from torchwise.trial.detected_traits import detect_traits
+from torchwise.trial.error_origin import Instruments
+from torchwise.workload import Example
+
+SPELLINGS: dict[str, Callable[..., Tensor]] = runpy.run_path(
+    str(Path(__file__).parents[2] / "benchmarks" / "attention_spellings.py")
+)["SPELLINGS"]
+PLAN = Plan(backend="inductor", transforms=("fused_attention",))
+
+
+def draw(*sizes: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(sizes or (2, 4, 64, 32), generator=generator).to(dtype) for _ in range(3)]
+
+
+def rewrite_and_call(
+    call: Callable[..., Any], *inputs: Any, rewrite: Callable[[torch.fx.Graph], int] = fused_attention.rewrite
+) -> tuple[Any, int, list[str]]:
+    """Return the answer of a call with rewritten graphs, the places that were rewritten, and the functions left."""
+    places, names = 0, []
+
+    def take(module: torch.fx.GraphModule, _: Any) -> Any:
+        nonlocal places
+        places += rewrite(module.graph)
+        module.graph.lint()
+        module.recompile()
+        names.extend(filter(None, map(name_of, module.graph.nodes)))
+        return module.forward
+
+    torch.compiler.reset()
+    return torch.compile(call, backend=take)(*inputs), places, names
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float32) for name in SPELLINGS), ("float_scores", torch.bfloat16), ("filled", torch.bfloat16)],
+)
+def test_every_spelling_is_fused_and_answers_alike(name: str, dtype: torch.dtype) -> None:
+    call, inputs = SPELLINGS[name], draw(dtype=dtype)
+    answer, places, names = rewrite_and_call(call, *inputs)
+    assert places == 1
+    assert names.count("scaled_dot_product_attention") == 1
+    assert not {"softmax", "matmul", "einsum", "baddbmm"} & set(names), "nothing is computed twice"
+    exact = call(*(one.double() for one in inputs))
+    error = (call(*inputs).double() - exact).abs().max()
+    assert answer.dtype is dtype
+    assert answer.shape == exact.shape
+    assert (answer.double() - exact).abs().max() <= 2 * error + 1e-6
+    assert fused_attention.rewrite(record(lambda: call(*inputs))) == 1, "the trait is found in eager"
+
+
+def keep_weights(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    weights = (q @ k.mT).softmax(-1)
+    return weights @ v, weights
+
+
+def keep_scores(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    scores = q @ k.mT
+    return scores.softmax(-1) @ v, scores
+
+
+def normalize_columns(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).softmax(-2) @ v
+
+
+def drop_weights(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return functional.dropout((q @ k.mT).softmax(-1), 1e-9, training=True) @ v
+
+
+def fill_with_a_score(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).masked_fill(torch.ones(64, 64, dtype=torch.bool).triu(1), -3.0).softmax(-1) @ v
+
+
+def scale_the_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return ((q @ k.mT + torch.linspace(-1, 1, 64)) * 2).softmax(-1) @ v
+
+
+def write_to_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k = k * 1
+    scores = q @ k.mT
+    k.mul_(2)
+    return scores.softmax(-1) @ v + k.sum()
+
+
+def write_to_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    v = v * 1
+    weights = (q @ k.mT).softmax(-1)
+    v[:, :, 0] = 1.0
+    return weights @ v
+
+
+def fill_scores_that_are_read(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT
+    scores.mul_(2)
+    return scores.softmax(-1) @ v
+
+
+def repeat_scores_for_masks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    masks = torch.linspace(-1, 1, 64).expand(3, 1, 1, 1, 64)
+    return (q @ k.mT + masks).softmax(-1) @ v
+
+
+def add_wider_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT + torch.linspace(-1, 1, 64, dtype=torch.float64)).softmax(-1).float() @ v
+
+
+def sum_over_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.einsum("bhij,bhid->bhjd", (q @ k.mT).softmax(-1), v)
+
+
+def share_keys_by_broadcast(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k[:, :1].mT).softmax(-1) @ v[:, :1]
+
+
+def multiply_by_a_tensor(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT * v.sum()).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        keep_weights, keep_scores, normalize_columns, drop_weights, fill_with_a_score, scale_the_mask, write_to_keys,
+        write_to_values, fill_scores_that_are_read, repeat_scores_for_masks, add_wider_mask, sum_over_rows,
+        share_keys_by_broadcast, multiply_by_a_tensor,
+    ],
+)  # fmt: skip
+def test_what_fused_attention_does_not_compute_stays(call: Callable[..., Any]) -> None:
+    inputs = draw()
+    torch.manual_seed(1)
+    answer, places, _ = rewrite_and_call(call, *inputs)
+    torch.manual_seed(1)
+    assert places == 0
+    torch.testing.assert_close(answer, call(*draw()))
+    if call not in (fill_scores_that_are_read,):  # a recorded tensor is the same before and after it is written to
+        assert fused_attention.rewrite(record(lambda: call(*inputs))) == 0
+
+
+def test_sizes_that_vary_are_no_obstacle() -> None:
+    call, inputs = SPELLINGS["filled"], draw()
+    for one in inputs:
+        torch._dynamo.mark_dynamic(one, 2)
+    answer, places, _ = rewrite_and_call(call, *inputs)
+    assert places == 1
+    torch.testing.assert_close(answer, call(*inputs))
+
+
+def test_gradients_are_those_of_the_written_form() -> None:
+    found = []
+    for fused in (True, False):
+        inputs = [one.requires_grad_() for one in draw(1, 2, 8, 4)]
+        call = SPELLINGS["divided"]
+        answer = rewrite_and_call(call, *inputs)[0] if fused else call(*inputs)
+        found.append(torch.autograd.grad(answer.square().sum(), inputs))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_autocast_keeps_its_dtype() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        inputs, call = draw(dtype=torch.bfloat16), SPELLINGS["scaled_queries"]
+        answer, places, _ = rewrite_and_call(call, *inputs)
+        assert places == 1
+        assert answer.dtype is call(*inputs).dtype
+        single = draw()  # products of these are rounded by autocast
+        answer, places, _ = rewrite_and_call(call, *single)
+        assert places == 0
+        torch.testing.assert_close(answer, call(*single))
+
+
+@pytest.mark.parametrize(("training", "dropout", "expected"), [(False, 0.5, 1), (True, 0.0, 1), (True, 0.5, 0)])
+def test_multihead_attention_gives_no_weights_that_nobody_reads(training: bool, dropout: float, expected: int) -> None:
+    model = nn.MultiheadAttention(8, 2, dropout=dropout, batch_first=True).train(training)
+    x = draw(2, 5, 8)[0]
+    torch.manual_seed(0)
+    answer, places, _ = rewrite_and_call(lambda x: model(x, x, x)[0], x)
+    assert places == expected
+    assert fused_attention.rewrite(record(lambda: model(x, x, x)[0])) == expected
+    torch.manual_seed(0)
+    torch.testing.assert_close(answer, model(x, x, x)[0])
+    _, places, _ = rewrite_and_call(lambda x: model(x, x, x), x)
+    assert places == 0, "the weights are read"
+
+
+def test_rows_that_a_mask_hides_whole_are_seen_by_verification() -> None:
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT).masked_fill(torch.ones(64, 64, dtype=torch.bool), -math.inf).softmax(-1) @ v
+
+    answer, places, _ = rewrite_and_call(call, *draw())
+    assert places == 1
+    assert call(*draw()).isnan().all(), "if the fused answer is another, the verification tells"
+    assert answer.isnan().all() or (answer == 0).all()
+
+
+# ---- shared keys
+
+
+def repeat(x: Tensor, times: int = 4) -> Tensor:
+    return x[:, :, None, :, :].expand(*x.shape[:2], times, *x.shape[2:]).reshape(2, 8, -1, 16)
+
+
+MASKS = {"none": None, "keys": torch.linspace(-1, 1, 7).expand(2, 1, 1, 7), "rows": torch.eye(5, 7)[None, None]}
+
+
+@pytest.mark.parametrize(
+    ("spelling", "mask"),
+    [
+        ("expand", "none"),
+        ("expand", "rows"),
+        ("repeat_interleave", "keys"),
+        ("written out", "none"),
+        ("written out", "rows"),
+    ],
+)
+def test_keys_are_shared_in_every_spelling(spelling: str, mask: str) -> None:
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (repeat(x) if spelling != "repeat_interleave" else x.repeat_interleave(4, dim=1) for x in (k, v))
+        given = MASKS[mask]
+        if spelling != "written out":
+            return functional.scaled_dot_product_attention(q, k, v, attn_mask=given, scale=0.3)
+        scores = q @ k.mT * 0.3
+        return (scores if given is None else scores + given).softmax(-1) @ v
+
+    q, k, v = draw(2, 8, 5, 16)[0], *draw(2, 2, 7, 16)[:2]
+    answer, places, names = rewrite_and_call(call, q, k, v, rewrite=grouped_keys.has_repeated_keys)
+    assert places == 1
+    assert not {"expand", "repeat_interleave", "reshape"} & set(names)
+    torch.testing.assert_close(answer, call(q, k, v))
+    assert grouped_keys.has_repeated_keys(record(lambda: call(q, k, v)))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_causal_mask_and_dropout_leave_rows_where_they_are(causal: bool) -> None:
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        dropout = 0.0 if causal else 1e-9
+        return functional.scaled_dot_product_attention(q, repeat(k), repeat(v), None, dropout, causal)
+
+    inputs = draw(2, 8, 5, 16)[0], *draw(2, 2, 5, 16)[:2]
+    answer, places, names = rewrite_and_call(call, *inputs, rewrite=grouped_keys.rewrite)
+    assert places == 1
+    assert "unflatten" not in names
+    torch.testing.assert_close(answer, call(*inputs))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda x: x.repeat(1, 4, 1, 1), lambda x: x[:, None].expand(2, 4, 2, 7, 16).reshape(2, 8, 7, 16), lambda x: x * 1],
+)
+def test_keys_that_are_repeated_in_another_order_stay(change: Callable[[Tensor], Tensor]) -> None:
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(q, change(k), repeat(v))
+
+    k = draw(2, 2, 7, 16)[0]
+    keys = k if change(k).shape[1] == 8 else k.repeat(1, 4, 1, 1)
+    inputs = draw(2, 8, 5, 16)[0], keys, draw(2, 2, 7, 16)[1]
+    answer, places, _ = rewrite_and_call(call, *inputs, rewrite=grouped_keys.rewrite)
+    assert places == 0
+    torch.testing.assert_close(answer, call(*inputs))
+
+
+# ---- as a choice
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = nn.Linear(8, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.all(x).chunk(3, dim=-1)
+        return (q @ k.mT).softmax(-1) @ v
+
+
+def compile_call(call: Any, plan: Plan, *args: Any) -> Any:
+    torch.compiler.reset()
+    return compile_plan(call, plan, Example(args), device="cpu", mode="inference").call
+
+
+@torch.no_grad()
+def test_inductor_runs_the_rewrite_and_follows_weights() -> None:
+    model, x = Attending().eval(), draw(2, 16, 8)[0]
+    changed = graph_pass(("fused_attention",)).changed["fused_attention"]
+    call = compile_call(model, PLAN, x)
+    torch.testing.assert_close(call(x), model(x))
+    model.all.weight.mul_(0.5)
+    torch.testing.assert_close(call(x), model(x))
+    assert graph_pass(("fused_attention",)).changed["fused_attention"] == changed + 1
+    with pytest.raises(NoEffectError, match="changes nothing here: no graph has a place for it") as refused:
+        compile_call(nn.Linear(8, 8), PLAN, x)(x)
+    assert refused.value.part == ("transforms", "fused_attention")
+
+
+def test_rewrites_of_a_plan_are_one_pass_with_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = Plan(backend="inductor", transforms=("fused_attention", "grouped_keys"))
+    one, two = (inductor._options(plan)[OPTION] for plan in (PLAN, both))
+    assert inductor._options(PLAN)[OPTION] is one
+    assert one.uuid() != two.uuid()
+    monkeypatch.setattr(torch._inductor.config, OPTION, lambda _: None)
+    with pytest.raises(UnsupportedError, match="Inductor takes one pre_grad_custom_pass"):
+        inductor._options(PLAN)
+
+
+def test_a_plan_that_cannot_have_it_is_refused() -> None:
+    with pytest.raises(PlanError, match="scope is 'rolled', which is found in graphs of operators"):
+        Plan(backend="inductor", scope="rolled", transforms=("fused_attention",))
+    with pytest.raises(PlanError, match="eager compiles nothing"):
+        Plan(transforms=("fused_attention",))
+
+
+def test_only_models_that_write_attention_out_have_the_choice() -> None:
+    q, k, v = draw(2, 8, 5, 16)[0], *draw(2, 2, 5, 16)[:2]
+
+    def traits(call: Callable[[], Any]) -> dict[Trait, bool]:
+        return detect_traits(call, call, Instruments(lambda: None))
+
+    written = traits(lambda: (q @ repeat(k).mT).softmax(-1) @ repeat(v))
+    fused = traits(lambda: functional.scaled_dot_product_attention(q, repeat(k), repeat(v)))
+    assert written[Trait.WRITTEN_ATTENTION]
+    assert written[Trait.REPEATED_KEYS]
+    assert not fused[Trait.WRITTEN_ATTENTION]
+    assert fused[Trait.REPEATED_KEYS]
+    assert not any(traits(lambda: q @ q.mT).values())
+    space = PlanSpace("cpu", "inference", frozenset({Trait.WRITTEN_ATTENTION}), Numerics.SAME_PRECISION, "quick")
+    assert PLAN in [plan for plan, _ in space.neighbours(Plan())]
