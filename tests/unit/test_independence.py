@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import torchwise
 from torchwise.errors import InputError, UnsupportedError
+from torchwise.runtime.bucketing import Padding, verify_padding
 from torchwise.verify import verify_samples
 from torchwise.workload import Example
 
@@ -152,3 +155,49 @@ def test_neither_the_example_nor_the_random_numbers_are_touched() -> None:
     assert torch.equal(x, X)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_default_dtype() is torch.float32
+
+
+MADE = {
+    "ones": lambda x: torch.ones(8),
+    "a literal": lambda x: torch.tensor(0.7),
+    "a list": lambda x: torch.tensor([0.5] * 8),
+    "whole numbers": lambda x: torch.arange(1, 9) / 8,
+    "a root": lambda x: torch.arange(1, 9).sqrt(),
+    "by its dtype": lambda x: torch.full((8,), 0.5, dtype=torch.float32),
+    "by the default": lambda x: torch.zeros(8, dtype=torch.get_default_dtype()) + 2,
+    "like the input": lambda x: torch.ones_like(x[0, 0]),
+    "noise of a seed": lambda x: torch.rand(8, generator=torch.Generator().manual_seed(1)),
+}
+
+
+@pytest.mark.parametrize("made", MADE.values(), ids=MADE)
+def test_a_model_that_makes_tensors_is_compared_in_float64_beside_other_threads(made: Callable[..., Any]) -> None:
+    """The matrix product refuses two dtypes, so that all made tensors must be wide."""
+    seen: list[torch.dtype] = []
+
+    def leak(x: torch.Tensor) -> torch.Tensor:
+        own = made(x).expand(8).diag()
+        seen.append(x.dtype)
+        with ThreadPoolExecutor(1) as pool:  # what another thread makes meanwhile is its own
+            assert pool.submit(lambda: torch.ones(1).dtype).result() is torch.float32
+        return x @ own + 1e-4 * x.mean(0)
+
+    with pytest.raises(InputError, match="the output is off by"):
+        verify_samples(leak, Example((X,)))
+    assert seen[-1] is torch.float64, "no call in float32 follows, as if float64 had failed"
+    verify_samples(lambda x: x @ made(x).expand(8).diag(), Example((X,)))
+
+
+def test_batching_and_padding_leave_the_default_dtype_of_other_threads_alone() -> None:
+    seen: list[torch.dtype] = []
+
+    def note_default(x: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.get_default_dtype())
+        return x * 2
+
+    torchwise.batched(note_default)([X[:1], X[1:2]])
+    with torchwise.serve_batched(note_default, max_batch=4, example=(X[:1],)):
+        pass
+    verify_padding(note_default, (X,), padding=Padding({"x": 0}), buckets=(4, 8))
+    assert len(seen) > 9
+    assert set(seen) == {torch.float32}

@@ -208,7 +208,7 @@ class JoinRules:
         if (known := self._found.get(form)) is not None:
             return None if known else ""
         try:
-            verify_samples(self._model, Example(*call), in_float64=False)  # which would be other threads' default, too
+            verify_samples(self._model, Example(*call), in_float64=False)  # for which requests would need memory
         except Exception as error:  # a model may raise anything on a batch
             self._keep(form, may_join=False)
             return str(error) if isinstance(error, TorchwiseError) else format_error(error)

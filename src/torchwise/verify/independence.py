@@ -14,7 +14,7 @@ import torch
 from torchwise.errors import InputError, format_error
 from torchwise.records import Outcome
 from torchwise.verify.deviation import is_rounded, legible
-from torchwise.verify.reference import as_reference, float64_of, widen
+from torchwise.verify.reference import as_reference_beside_others, float64_of, widen
 from torchwise.verify.spot_check import differs
 from torchwise.verify.stochastic import check_noise
 from torchwise.workload import Example, pytree
@@ -52,7 +52,7 @@ def verify_samples(
         example: inputs of one sample or several, along the first dimension of each tensor.
         alone: answers one sample, or None for the model itself. Then nothing is compared in float64.
         in_float64: whether to compare in float64 if the model can run in it. Otherwise a small dependence may pass for
-            rounding. Other threads must not make tensors meanwhile.
+            rounding. It takes a copy of the model.
 
     Raises:
         NoisyError: the answers are random.
@@ -203,7 +203,7 @@ def _find_noise(model: Callable[..., Any], batch: Example) -> str | None:
 def _compare_in_float64(model: Callable[..., Any], batch: Example) -> str | None:
     """Return the first difference in float64, "" if there is none, or None if the model cannot run in it."""
     try:
-        with as_reference():
+        with as_reference_beside_others():
             precise = float64_of(model)
             return _compare(precise, precise, widen(batch), precise=True)
     except Exception:  # a model may be unable to be copied, or to run in float64

@@ -151,9 +151,21 @@ def widen(example: Example) -> Example:
 
 @contextlib.contextmanager
 def as_reference(noise: MatchedNoise | None = None) -> Iterator[None]:
-    """Run the body in float64 throughout, with random numbers drawn in float32 and then widened."""
+    """Run the body in float64 throughout, with random numbers drawn in float32 and then widened.
+
+    It changes PyTorch's default dtype, which all threads share. So it is for processes that only verify.
+    """
     with in_float64(), noise or MatchedNoise():
         yield
+
+
+def as_reference_beside_others() -> MatchedNoise:
+    """Return a context that does the same for this thread alone, as a program's other threads go on meanwhile.
+
+    Numbers that are made in the default dtype are rounded to it before they are widened. Both sides of a comparison
+    see the same ones.
+    """
+    return MatchedNoise(widens_made=True)
 
 
 @contextlib.contextmanager
@@ -175,10 +187,14 @@ class MatchedNoise(TorchDispatchMode):
 
     Operators that request a narrower dtype by name get float64 too. Otherwise `outputs.float()` before a loss, written
     for autocast, would round the reference, or leave it in two dtypes that no backward pass takes.
+
+    Args:
+        widens_made: whether to widen the tensors that are made in PyTorch's default dtype as well.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, widens_made: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._widens_made = widens_made
         self.has_drawn = self.has_widened = False
         """Whether an operator drew in float32 instead, and whether one requested a narrower dtype."""
 
@@ -192,7 +208,16 @@ class MatchedNoise(TorchDispatchMode):
         if kwargs.get("dtype") in _wide():
             self.has_widened = True
             kwargs = {**kwargs, "dtype": _wide()[kwargs["dtype"]]}
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        is_made = self._widens_made and isinstance(result, torch.Tensor) and _is_made(func, args, result)
+        return widen_tensor(result) if is_made else result
+
+
+def _is_made(func: Any, args: Any, result: torch.Tensor) -> bool:
+    """Return whether an operator made a tensor in the default dtype: of a literal, of whole numbers, or of nothing."""
+    if func._schema.name == "aten::lift_fresh":  # `torch.tensor(0.5)`
+        return result.dtype in _wide()
+    return result.dtype in _wide() and not any(isinstance(arg, torch.Tensor) and is_rounded(arg) for arg in args)
 
 
 def _draw_in_float32(func: Any, args: Any, kwargs: Any) -> Any:

@@ -17,7 +17,7 @@ from torchwise.records.shown import Shown
 from torchwise.runtime.bucketing.padding import Carrier, Padder, Padding, tensors_by_path
 from torchwise.verify import is_stochastic, mismatch
 from torchwise.verify.observe import Observation, draws, observe
-from torchwise.verify.reference import as_reference, float64_of, widen
+from torchwise.verify.reference import as_reference_beside_others, float64_of, widen
 from torchwise.workload import Example, Workload
 from torchwise.workload.module_state import kept_state, preserve_generators
 from torchwise.workload.workload import as_args, as_kwargs
@@ -141,14 +141,14 @@ def _difference(
         return padder.cut(model(*more, **named), size, bucket)
 
     try:
-        theirs = observe(model, model, given, seed=seed, under=as_reference() if precise else None)
+        theirs = observe(model, model, given, seed=seed, under=as_reference_beside_others() if precise else None)
     except Exception as error:  # the model may raise any error
         answer_at(model, given, size)  # raises if the model fails without padding
         raise InternalError(
             f"Torchwise failed, and not the model, on inputs of size {size}: {format_error(error)}"
         ) from error
     try:
-        ours = observe(call_padded, model, given, seed=seed, under=as_reference() if precise else None)
+        ours = observe(call_padded, model, given, seed=seed, under=as_reference_beside_others() if precise else None)
     except Exception as error:  # the model may raise any error on padded inputs
         if precise:
             raise
