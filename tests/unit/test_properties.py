@@ -13,13 +13,13 @@ from torch import nn
 from torchwise.errors import WorkloadError
 from torchwise.plan.requirements import Property, read_properties
 from torchwise.records import CheckName, Figure, Outcome
+from torchwise.records.verdict import compare_processes
 from torchwise.verify.observe import Observation, observe
 from torchwise.verify.properties import (
     Run,
     check_batch_invariant,
     check_bitwise,
     check_deterministic,
-    check_same_in_another_process,
     digest_answers,
 )
 from torchwise.workload import Example
@@ -139,8 +139,8 @@ def test_digests_of_processes_differ_by_a_bit() -> None:
     assert digest_answers(run_of(scale), EXAMPLES) == digest_answers(run_of(scale), EXAMPLES)
     for one, other in ((next_float, scale), (negate_zero, zero), (lambda x: x, lambda x: x.view(16, 6))):
         found = [digest_answers(run_of(function), EXAMPLES) for function in (one, other)]
-        assert check_same_in_another_process(*found).outcome is Outcome.FAIL
-    assert check_same_in_another_process("a", "a").outcome is Outcome.PASS
+        assert compare_processes(*found).outcome is Outcome.FAIL
+    assert compare_processes("a", "a").outcome is Outcome.PASS
 
 
 def sum_in_tiles(x: torch.Tensor) -> torch.Tensor:

@@ -85,6 +85,17 @@ Tolerance = Annotated[
         show_default="none allowed",
     ),
 ]
+Require = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PROPERTY",
+        help="Choose only a plan with this property of its answers' bits: deterministic (equal calls give equal bits, "
+        "also in another process), batch-invariant (a sample's answer depends neither on the other samples nor on "
+        "their number) or bitwise (the original model's bits). Several are possible. The decision says what they cost.",
+        show_default="none",
+        autocompletion=complete("deterministic", "batch-invariant", "bitwise"),
+    ),
+]
 Effort = Annotated[
     str, typer.Option(help="quick, standard or thorough.", autocompletion=complete("quick", "standard", "thorough"))
 ]

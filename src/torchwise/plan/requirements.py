@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Literal
 
 from torchwise.errors import WorkloadError, did_you_mean
 from torchwise.parsing import short_repr
+
+PropertyName = Literal["deterministic", "batch-invariant", "bitwise"]
 
 
 class Property(StrEnum):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, get_args
 
 from torchwise.errors import InputError, TargetError, WorkloadError, is_count, is_positive, to_count
 from torchwise.plan.numerics import Numerics
+from torchwise.plan.requirements import Property, PropertyName, read_properties
 from torchwise.plan.source_digest import digest_source
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class WorkloadSpec:
             output, or the share of its value that the metric may lose. None allows no such operators.
         metric: the user's measure of quality, as `module:function` or `path/file.py:function`, or None for the error.
         varying: with sizes "varying", the dimensions that vary, which the inspection finds.
+        require: properties of the answers' bits that the chosen plan must have.
     """
 
     target: str
@@ -115,8 +117,15 @@ class WorkloadSpec:
     tolerance: float | None = None
     metric: str | None = None
     varying: tuple[VaryingDim, ...] = ()
+    require: tuple[Property, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "require", read_properties(self.require))
+        if Property.BATCH_INVARIANT in self.require and self.mode == "training":
+            raise WorkloadError(
+                f"require is {Property.BATCH_INVARIANT} with mode 'training', but gradients are sums over the batch: "
+                "ask for it with mode inference"
+            )
         for name, allowed in (("device", Device), ("mode", Mode), ("objective", Objective), ("sizes", Sizes)):
             value = getattr(self, name)
             if value not in get_args(allowed):
@@ -156,7 +165,8 @@ class WorkloadSpec:
     def list_rules(self) -> list[str]:
         """List what else makes a study of the same model and inputs another one: a corrected metric judges anew."""
         metric = self.metric and f"{self.metric} {digest_source(self.metric)}"
-        rules = {"sizes": self.sizes, "tolerance": self.tolerance, "metric": metric}
+        required = " ".join(self.require) or None
+        rules = {"sizes": self.sizes, "tolerance": self.tolerance, "metric": metric, "require": required}
         return [f"{name} {rule}" for name, rule in rules.items() if rule not in (None, "as-given")]
 
     @property
@@ -236,6 +246,7 @@ class OptionKeywords(TypedDict, total=False):
     latency_limit: float | str | None
     tolerance: float | None
     metric: str | None
+    require: Iterable[Property | PropertyName]
     fresh: bool
     cold: bool
     wait: bool
@@ -279,6 +290,7 @@ class TuneOptions:
         sizes: the sizes of inputs to come: "as-given", "varying" or "fixed".
         tolerance: relative error that operators in place of the model's own may cause, with allow "substituted".
         metric: a function of quality to judge them by, in place of the error.
+        require: properties of the answers' bits that the plan must have: "deterministic", "batch-invariant", "bitwise".
         fresh: whether the stored study is deleted first.
         cold: whether the chosen plan is timed with cold processor caches, too.
         wait: whether time in which another Torchwise process has the device is no part of `budget`.
@@ -303,6 +315,7 @@ class TuneOptions:
     sizes: str = "as-given"
     tolerance: float | None = None
     metric: str | None = None
+    require: Iterable[str] = ()
     fresh: bool = False
     cold: bool = False
     wait: bool = False

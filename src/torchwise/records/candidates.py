@@ -87,6 +87,8 @@ def rows(study: Study) -> list[Row]:
 
 def verdict_word(verdict: Verdict | None) -> str:
     """Return a verdict in a word or two, or an empty string if there is none."""
+    if verdict and verdict.lacks_property_alone:
+        return f"not {next(check.name for check in verdict.checks if check.lacks_property)}"
     return _VERDICTS[verdict.outcome] if verdict else ""
 
 

@@ -17,6 +17,25 @@ DECISION_SCHEMA = "torchwise.decision/1"
 
 
 @dataclass(frozen=True, slots=True)
+class Price:
+    """The price of required properties: the plan that would be chosen without them.
+
+    Attributes:
+        plan: that plan, whose answers are right.
+        lacks: the required properties that it lacks.
+        speedup: eager's time over its own.
+        ratio: its speed over the speed of the decided plan, or of eager.
+        seconds: expected seconds that it would save beyond the decision, over all calls and restarts.
+    """
+
+    plan: Plan
+    lacks: tuple[str, ...]
+    speedup: Interval
+    ratio: Interval
+    seconds: Seconds
+
+
+@dataclass(frozen=True, slots=True)
 class Decision(Document):
     """The decision: which plan to run, why, and for which model and machine it holds.
 
@@ -40,6 +59,7 @@ class Decision(Document):
             decision can name the difference. Empty in decisions of earlier versions.
         answer: whether a plan pays: yes, no (eager stays), or inconclusive (eager stays, since the measurements do
             not show it). None in decisions of earlier versions.
+        price: what the required properties cost, or None if nothing.
     """
 
     plan: Plan
@@ -58,6 +78,7 @@ class Decision(Document):
     error: float | None = None
     structure_details: str = ""
     answer: Answer | None = None
+    price: Price | None = None
     schema: str = DECISION_SCHEMA
 
     def __repr__(self) -> str:

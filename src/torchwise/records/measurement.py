@@ -24,6 +24,7 @@ from torchwise.records.statistics import (
     median_interval,
     ratio_interval,
 )
+from torchwise.records.verdict import Check
 
 HELD = 0.25
 """CPU time per second from which other programs count. Every machine has less than that in the background."""
@@ -258,6 +259,7 @@ class Inspection:
         work: of one step, if a training step is tuned.
         structure_details: the parts of the structure, as decisions keep them.
         varying: the dimensions of inputs whose sizes vary, if other sizes are to come.
+        properties: checks of the properties that the user requires, on the plain model itself.
     """
 
     identity: str
@@ -274,6 +276,7 @@ class Inspection:
     work: StepWork | None = None
     structure_details: str = ""
     varying: tuple[VaryingDim, ...] = ()
+    properties: tuple[Check, ...] = ()
 
     @property
     def time_by_kind(self) -> dict[str, float]:

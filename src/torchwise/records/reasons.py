@@ -75,6 +75,9 @@ def own_fault(trial: Trial, *, memory: bool = False) -> str:
     if trial.failure:
         failure = trial.failure
         return _FAILURES[failure.kind].format(stage=failure.stage, message=show.truncate(failure.message, MAX_LENGTH))
+    if verdict and verdict.lacks_property_alone:
+        speed = f", at {show.speedup(trial.speedup)} eager's speed" if trial.speedup else ""
+        return f"right{speed}, but lacks a required property: {show.truncate(verdict.reason, MAX_LENGTH)}"
     if verdict and verdict.outcome is Outcome.FAIL:
         return f"wrong answer: {show.truncate(verdict.reason, MAX_LENGTH)}{_figures(verdict)}"
     if trial.state is TrialState.PRUNED:

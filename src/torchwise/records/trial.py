@@ -219,7 +219,7 @@ class Trial(Shown):
 
     @property
     def is_timed(self) -> bool:
-        """Whether it was timed, and so had passed its checks. Pruned trials count, and later failures do not."""
+        """Whether it was timed, and so gives right answers. Pruned trials count, and later failures do not."""
         return self.measurement is not None and self.costs is not None and self.state is not TrialState.FAIL
 
     @property

@@ -131,6 +131,11 @@ class Check:
         """
         return self.cause == CheckCause.NOISE_NOT_REPRODUCIBLE or self.name == CheckName.REPRODUCED_NOISE
 
+    @property
+    def lacks_property(self) -> bool:
+        """Whether it shows that a right plan lacks a required property of its answers' bits."""
+        return self.outcome is not Outcome.PASS and str(self.name) in list(map(str, Property))
+
     def describe_loss(self) -> str:
         """Return such as "the loss goes from 2.31 to 0.4", or "" for a check that trained nothing."""
         if not {Figure.FIRST_LOSS, Figure.LAST_LOSS} <= self.figures.keys():
@@ -161,6 +166,12 @@ class Verdict:
         return Outcome.PASS
 
     @property
+    def lacks_property_alone(self) -> bool:
+        """Whether the answers are right, but the plan lacks a property that the user requires."""
+        against = [check for check in self.checks if check.outcome is not Outcome.PASS]
+        return bool(against) and all(check.lacks_property for check in against)
+
+    @property
     def reason(self) -> str:
         """The first check that speaks against the candidate, or how many passed."""
         for outcome in (Outcome.FAIL, Outcome.NOT_COMPARABLE):
@@ -173,3 +184,10 @@ class Verdict:
     def error(self) -> float | None:
         """The largest relative error against the reference among the checks."""
         return max((check.error for check in self.checks if check.error is not None), default=None)
+
+
+def compare_processes(digest: str, other: str) -> Check:
+    """Compare digests of the bits of answers that two processes gave to equal inputs."""
+    if digest == other:
+        return Check(CheckName.DETERMINISTIC, Outcome.PASS, "another process gives equal bits")
+    return Check(CheckName.DETERMINISTIC, Outcome.FAIL, "another process gives other bits on equal inputs")

@@ -68,7 +68,8 @@ def describe_request(spec: WorkloadSpec, subject: str, *more: str) -> doc.Text:
     if spec.latency_limit is not None:
         aim += f" within {show.seconds(spec.latency_limit)}" + (f" at batch {spec.batch.size}" if spec.batch else "")
     sizes = () if spec.sizes == "as-given" else (f"{spec.sizes} sizes",)
-    words = (subject, f"{spec.mode} on {spec.device}", aim, *sizes, scale, *more)
+    required = (f"only {' and '.join(spec.require)}",) if spec.require else ()
+    words = (subject, f"{spec.mode} on {spec.device}", aim, *sizes, *required, scale, *more)
     return doc.Text(show.one_line(", ".join(words)), tone=doc.Tone.MUTED)
 
 
@@ -171,6 +172,7 @@ OPTION_COMMANDS = {
     "sizes": ("tune",),
     "tolerance": ("tune",),
     "metric": ("tune",),
+    "require": ("tune",),
 }
 """Commands that have an option of this name. All commands have the other options."""
 _UNITS: dict[str, Callable[[float], str]] = {
@@ -190,7 +192,7 @@ def options(spec: WorkloadSpec, allow: str = Numerics.SAME_PRECISION) -> dict[st
     """Return the options of the request that are not defaults, by the parameter names of `torchwise.tune`."""
     defaults = {field.name: field.default for field in fields(spec)} | {"allow": Numerics.SAME_PRECISION}
     defaults |= {"target": spec.target, "device": None}  # always named, as its default depends on the machine
-    values = {**asdict(spec), "allow": str(allow)}
+    values = {**asdict(spec), "allow": str(allow), "require": tuple(map(str, spec.require))}
     del values["batch"], values["varying"]  # which the search finds
     return {name: value for name, value in values.items() if value != defaults[name]}
 
@@ -202,8 +204,9 @@ def command_line(
     words = []
     for option, value in options(spec, allow).items():
         if name in OPTION_COMMANDS.get(option, (name,)):
-            text = _UNITS[option](value) if option in _UNITS else str(value)
-            words += [f"--{option.replace('_', '-')}", text]
+            several = value if isinstance(value, tuple) else (value,)
+            texts = [_UNITS[option](each) if option in _UNITS else str(each) for each in several]
+            words += [word for text in texts for word in (f"--{option.replace('_', '-')}", text)]
     words += (*more, *(() if store is None else ("--store", store)))
     # A target that looks like an option goes last, after the mark that ends the options.
     ordered = [*words, "--", spec.target] if spec.target.startswith("-") else [spec.target, *words]

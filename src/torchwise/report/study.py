@@ -180,6 +180,8 @@ def _figures(decision: Decision) -> tuple[doc.Fact, ...]:
             ("cold compile", show.seconds(decision.cold_s)),
             ("warm compile", show.seconds(decision.warm_s)),
             ("error against the reference", show.relative_error(decision.error)),
+            ("required", ", ".join(decision.workload.require)),
+            ("speed without the requirement", show.speedup(decision.price.ratio) if decision.price else ""),
         ]
     )
 
@@ -249,6 +251,7 @@ def inspection_facts(study: Study) -> list[doc.Fact]:
         ("First call", f"{show.seconds(inspection.first_call_s)} longer than later calls"),
         ("Peak memory of a call", show.size(study.eager_peak_memory)),
         ("Time by kind of operation", format_time_by_kind(inspection)),
+        *((f"Is {check.name}", f"{check.outcome}: {check.detail}") for check in inspection.properties),
         ("Traits", ", ".join(sorted(trait.label for trait in inspection.traits))),
     ]
     return [(name, show.one_line(value) or show.NONE) for name, value in facts]

@@ -14,6 +14,7 @@ from torchwise.errors import InputError, StalePlanError
 from torchwise.keywords import checked_keywords
 from torchwise.plan import Numerics, Plan
 from torchwise.plan.effort import EffortName
+from torchwise.plan.requirements import Property, PropertyName
 from torchwise.plan.workload_spec import (
     DEFAULT_CALLS,
     Device,
@@ -112,6 +113,7 @@ def tune(
     sizes: Sizes = "as-given",
     tolerance: float | None = None,
     metric: str | None = None,
+    require: Iterable[Property | PropertyName] = (),
     store: str | None = None,
     fresh: bool = False,
     cold: bool = False,
@@ -156,6 +158,9 @@ def tune(
             (root mean square) of each output, or the share of the metric that may be lost.
         metric: a function of quality, as "module:function" or "path/file.py:function". It takes the model, or a
             callable in its place, and returns a number: the higher, the better.
+        require: properties of the answers' bits that the plan must have: "deterministic" (equal calls give equal bits,
+            also in another process), "batch-invariant" (a sample's answer does not depend on the other samples, nor on
+            their number) or "bitwise" (the original model's bits). The decision says what they cost.
         store: URL or file of the store, by default in the user's data directory.
         fresh: delete the stored study, which targets of one structure share, and measure again.
         cold: also time the chosen plan with cold processor caches, which are emptied before each call. The decision
@@ -189,6 +194,7 @@ def tune(
         sizes=sizes,
         tolerance=tolerance,
         metric=metric,
+        require=require,
         fresh=fresh,
         cold=cold,
         wait=wait,

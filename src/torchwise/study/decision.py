@@ -14,6 +14,7 @@ from torchwise.records.measurement import describe_contention
 from torchwise.records.trial import CostModel, first_graph_break, relative_speeds
 from torchwise.study.history import TIE, History, sets_threads_alone
 from torchwise.study.pairwise import cheapest
+from torchwise.study.requirement_price import describe_eager_lack, describe_price, find_price
 
 LESS_MEMORY = 0.95
 """With the objective "memory", a plan must need less than this share of eager's peak."""
@@ -39,22 +40,20 @@ def decide(history: History, environment: Environment) -> Decision:
         inputs=history.inspection.inputs,
         environment=environment,
     )
+    price = find_price(history, chosen)
+    stay = replace(stay, price=price)
     if chosen is None and (untold := _untold(history)) is not None:
         reason = _why_inconclusive(untold) + _name_break(history) + _describe_batch(history, EAGER) + _waits(history)
         return replace(stay, reason=reason, answer=Answer.INCONCLUSIVE)
     if chosen is None and (unfinished := _explain_end(history)):
         return replace(stay, reason=unfinished + _waits(history), answer=Answer.INCONCLUSIVE)
     if chosen is None:
-        reason = (
-            _why_eager(history)
-            + _name_cut(history)
-            + _name_break(history)
-            + _describe_batch(history, EAGER)
-            + _waits(history)
-        )
+        reason = _why_eager(history) + describe_price(history, price) + _name_cut(history) + _name_break(history)
+        reason += _describe_batch(history, EAGER) + _waits(history)
         return replace(stay, reason=reason, answer=Answer.NO)
     plan = chosen.plan
     reasons = [_why(chosen, history), _compare_with_closest(chosen, history), _loss(chosen)]
+    reasons += [describe_price(history, price)]
     reasons += [_describe_batch(history, plan), _waits(history, plan)]
     return replace(choose(stay, chosen, economics, "".join(reasons)), answer=Answer.YES)
 
@@ -148,6 +147,8 @@ def _why(chosen: Trial, history: History) -> str:
     if history.workload.objective == "memory" and chosen.costs.peak_memory is not None:
         needs = f"{chosen.costs.peak_memory / 2**20:.0f} MiB at its peak"
         return f"{speed}, with {needs} against eager's {(history.eager_peak_memory or 0) / 2**20:.0f} MiB."
+    if lack := describe_eager_lack(history):
+        return f"{speed}, verified, and it has the required properties. Eager is not {lack}."
     if not history.eager_fits:
         limit = "latency" if history.eager_fits_memory else "memory"
         return f"{speed}, verified, and it keeps the {limit} limit, which eager passes."
@@ -229,6 +230,8 @@ def _loss(chosen: Trial) -> str:
 def _why_eager(history: History) -> str:
     economics = history.economics
     verified = [t for t in history.trials if t.is_verified and history.fits(t)]
+    if lack := describe_eager_lack(history):
+        return f"Stay with eager, which is itself not {lack}: no verified plan is either."
     if history.eager_fits_memory and not history.eager_fits:
         return "Stay with eager, which passes the latency limit: no verified plan keeps it either."
     if not history.eager_fits:

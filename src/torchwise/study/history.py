@@ -12,7 +12,7 @@ from torchwise.plan.choice import Stage, load_choices
 from torchwise.plan.rules import iter_changes
 from torchwise.plan.space import compile_factor_of
 from torchwise.plan.workload_spec import WorkloadSpec
-from torchwise.records import CheckName, FailureKind, Inspection, Outcome, Trial, TrialState, WorkerStage
+from torchwise.records import Check, CheckName, FailureKind, Inspection, Outcome, Trial, TrialState, WorkerStage
 from torchwise.records.statistics import Interval
 from torchwise.records.trial import CostModel, eager_measured, eager_peak_memory
 
@@ -164,8 +164,18 @@ class History:
 
     @property
     def eager_fits(self) -> bool:
-        """Whether eager keeps the limits of memory and latency."""
-        return self.eager_fits_memory and self.economics.baseline_s <= self.workload.call_limit_s
+        """Whether eager keeps the limits of memory and latency, and has the required properties."""
+        fits_time = self.economics.baseline_s <= self.workload.call_limit_s
+        return self.eager_fits_memory and fits_time and self.eager_lack is None
+
+    @property
+    def eager_lack(self) -> Check | None:
+        """The check that shows that eager lacks a required property, or None if it has all."""
+        return next((check for check in self.inspection.properties if check.outcome is not Outcome.PASS), None)
+
+    def list_lacking(self) -> list[Trial]:
+        """List the trials of right plans that were timed, and refused only because they lack a required property."""
+        return [t for t in self.iter_timed() if t.verdict and t.verdict.lacks_property_alone and self.fits(t)]
 
     @property
     def eager_fits_memory(self) -> bool:

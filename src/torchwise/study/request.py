@@ -12,9 +12,10 @@ from torchwise.errors import InputError, UnsupportedError, is_positive
 from torchwise.parsing import to_bytes, to_seconds
 from torchwise.plan import Numerics, Plan, check_is_plan
 from torchwise.plan.effort import EFFORTS, check_effort
+from torchwise.plan.requirements import read_properties
 from torchwise.plan.space import numerics_of
 from torchwise.plan.workload_spec import TuneOptions, WorkloadSpec, check_iterations, check_timeout
-from torchwise.records import Inspection, StudyState
+from torchwise.records import Inspection, Outcome, StudyState
 from torchwise.store import Storage, StudyKey
 from torchwise.trial import Budget, Job, Limits, ProcessSettings, Stopwatch
 from torchwise.trial.job import Task
@@ -107,6 +108,7 @@ class Request:
             sizes=options.sizes,  # type: ignore[arg-type]
             tolerance=options.tolerance,
             metric=options.metric,
+            require=read_properties(options.require),
             latency_limit=None if options.latency_limit is None else to_seconds(options.latency_limit, "latency limit"),
         )
         return cls(
@@ -164,6 +166,20 @@ class Request:
     def inspection_s(self) -> float:
         """Seconds after which the inspection of the plain model is ended."""
         return INSPECTIONS * EFFORTS[self.effort].trial_s
+
+
+def check_requirements(inspection: Inspection) -> None:
+    """Refuse a required property that cannot be judged on the model itself, so that no plan could be shown to have it.
+
+    Raises:
+        InputError: naming the property and the reason.
+    """
+    for check in inspection.properties:
+        if check.outcome is Outcome.NOT_COMPARABLE:
+            raise InputError(
+                f"require is {check.name}, but whether the model itself has it cannot be told: {check.detail}. Leave "
+                f"--require {check.name} out, or give other inputs"
+            )
 
 
 def check_times_calls(objective: str) -> None:

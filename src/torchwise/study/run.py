@@ -41,7 +41,7 @@ from torchwise.study.caches import Caches, keep_heartbeat
 from torchwise.study.decision import decide
 from torchwise.study.history import History, has_ended_early, keep_known
 from torchwise.study.pairwise import front, next_cold, next_duel, next_repeat, prune_below
-from torchwise.study.request import Request, recall_inspection
+from torchwise.study.request import Request, check_requirements, recall_inspection
 from torchwise.study.samplers import ListedSampler, Proposal, Sampler, StagedSampler
 from torchwise.trial import (
     Budget,
@@ -115,6 +115,7 @@ def _run_study(
         job = replace(request.make_job("inspect"), reads=str(reads or ""))
         limits = Limits.from_free_memory(request.inspection_s)
         inspection = inspect_workload(launcher, job, limits, budget.spent.stage)
+    check_requirements(inspection)
     listener.finish_inspection(inspection)
     if request.fullgraph:
         limits = request.make_limits(request.inspection_s)

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torchwise._torch.dynamo import count_compiled_graphs, count_graph_breaks
 from torchwise.compile import Backend, compile_plan
@@ -23,12 +23,15 @@ from torchwise.plan import EAGER, Numerics, Plan, Trait
 from torchwise.plan.space import choices_of
 from torchwise.records import Costs, Measurement, Outcome, Verdict, WorkerStage
 from torchwise.records.trial import NOTHING_COMPILED
+from torchwise.trial.candidate import Candidate
 from torchwise.trial.error_origin import run_checks
 from torchwise.trial.harness import Calls, Harness
 from torchwise.trial.job import Attempt, Job, Restart
+from torchwise.trial.required_properties import check_required, digest_if_required, run_call, run_step
 from torchwise.trial.settling import check_that_sizes_settle, check_that_state_settles, compile_for_other_values
 from torchwise.verify import StepSubject, Subject, verify, verify_step
 from torchwise.verify.observe import Observation, draws
+from torchwise.verify.properties import Run
 from torchwise.verify.spot_check import FirstAnswer, check_retained_outputs, very_first
 from torchwise.verify.step import check_retained_loss
 from torchwise.verify.step_runner import StepRunner
@@ -37,32 +40,6 @@ from torchwise.workload import Workload, pytree
 from torchwise.workload.module_state import kept_state
 from torchwise.workload.target import find_factory
 from torchwise.workload.train_step import TrainStep
-
-
-class Candidate(Protocol):
-    """Something that answers in the model's place."""
-
-    @property
-    def precision(self) -> str:
-        """The precision of its plan, which sets the noise floor, or "native"."""
-        ...
-
-    @property
-    def may_overwrite(self) -> bool:
-        """Whether its answers are verified as copies, because later calls may overwrite them."""
-        ...
-
-    def build(self, call: Callable[..., Any], harness: Harness) -> Callable[..., Any]:
-        """Return a callable in place of the model, or of a copy of the training step, which it may change."""
-        ...
-
-    def build_reproducible(self, job: Job, harness: Harness, call: Callable[..., Any]) -> Callable[..., Any] | None:
-        """Return a form of it that draws eager's own random numbers, or None. `call` is the candidate, as built."""
-        ...
-
-    def substitute(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the model with the operators that the candidate has in place of its own, or the model itself."""
-        ...
 
 
 class Experiment:
@@ -198,6 +175,16 @@ class Experiment:
     def _build_step_floor(self, step: TrainStep) -> Callable[..., Any]:
         return self._build_floor(step) or step
 
+    def digest_answers(self) -> str:
+        """Return the digest of the answers' bits if they must be those of another process, or ""."""
+        return digest_if_required(self._job.workload, self.harness.workload, self._run)
+
+    @property
+    def _run(self) -> Run:
+        if self.step_runner is not None:
+            return run_step(self.step_runner)
+        return run_call(self.harness.workload, self.call, self.harness.mode)
+
     def overwrites_answers(self) -> bool:
         """Whether later calls overwrite the answers of earlier ones."""
         inputs = draws(self.harness.workload, 1)
@@ -219,8 +206,9 @@ class Experiment:
             stage(WorkerStage.WARM_COMPILE)
             self.build()
             warm_s = self.first_calls() + self.settle()
+            digest = self.digest_answers()
             stage(WorkerStage.MEASURE)
-            return Restart(warm_s, self.time_cold(measure(), stage))
+            return Restart(warm_s, self.time_cold(measure(), stage), digest)
 
 
 def hold_duel(job: Job, sides: Sequence[Candidate], stage: Callable[[str], None]) -> Measurement:
@@ -312,13 +300,14 @@ def attempt(job: Job, stage: Callable[[str], None], backend: Backend | None = No
         cold += trial.settle()
         stage(WorkerStage.VERIFY)
         verdict = trial.verify(stage)
-        if verdict.outcome is not Outcome.PASS:
+        if verdict.outcome is not Outcome.PASS and not verdict.lacks_property_alone:
             return Attempt(Costs(cold_s=cold, cache_bytes=_size(job.cache_dir)), verdict)
+        digest = trial.digest_answers()
         stage(WorkerStage.MEASURE)
         measurement = trial.measure()
         own, eager = trial.harness.memory(trial.calls)
         costs = Costs(cold, peak_memory=own, baseline_peak_memory=eager, cache_bytes=_size(job.cache_dir))
-        return Attempt(costs, verdict, measurement, trial.find_graph_break(measurement))
+        return Attempt(costs, verdict, measurement, trial.find_graph_break(measurement), digest)
 
 
 def start_warm(job: Job, stage: Callable[[str], None]) -> Restart:
@@ -374,6 +363,16 @@ class PlanExperiment(Experiment):
         if Trait.SIZES_VARY in self._job.traits:
             check_that_sizes_settle(self.call, workload, self._job.workload.varying)
         return compile_for_other_values(self.call, workload, self.harness.own_seconds) if self._may_break else 0.0
+
+    def verify(self, stage: Callable[[str], None]) -> Verdict:
+        """Compare the plan with the reference. If it is right, check the properties that the user requires."""
+        verdict, spec, workload = super().verify(stage), self._job.workload, self.harness.workload
+        if verdict.outcome is not Outcome.PASS or not spec.require:
+            return verdict
+        eager = run_step(StepRunner(workload.step)) if workload.step else run_call(workload, workload.call, spec.mode)
+        takes_other_sizes = self._job.plan.shapes == "dynamic" or spec.sizes == "varying"
+        found = check_required(spec, workload, self._run, eager, takes_other_sizes=takes_other_sizes)
+        return Verdict((*verdict.checks, *found))
 
     def find_graph_break(self, measurement: Measurement) -> str:
         """Return the first graph break of a plan that is not surely faster than eager, with its line, or "".

@@ -34,6 +34,7 @@ from torchwise.trial.job import Job
 from torchwise.trial.loading import load, runner, with_optimizer_state
 from torchwise.trial.loading_reads import LoadingReads
 from torchwise.trial.plain_call import PlainCall, prints, run_plainly
+from torchwise.trial.required_properties import check_original
 from torchwise.trial.step_inspection import step_traits, work_of
 from torchwise.verify import is_stochastic
 from torchwise.verify.leaves import unread_note
@@ -136,6 +137,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         ),
         work=work,
         varying=varying,
+        properties=check_original(job.workload, workload),
     )
 
 

@@ -144,12 +144,14 @@ class Attempt:
 
     Attributes:
         graph_break: the first graph break with its line, of a plan that is not surely faster than eager, or "".
+        digest: of the answers' bits, if those of another process must be equal, or "".
     """
 
     costs: Costs
     verdict: Verdict
     measurement: Measurement | None = None
     graph_break: str = ""
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,9 @@ class Restart:
 
     Attributes:
         warm_s: seconds that the first calls took beyond steady ones, from the existing caches.
+        digest: as that of the attempt.
     """
 
     warm_s: Seconds
     measurement: Measurement
+    digest: str = ""

@@ -22,11 +22,13 @@ from torchwise.records import (
     Outcome,
     Trial,
     TrialState,
+    Verdict,
     WorkerStage,
     codec,
 )
 from torchwise.records.measurement import INTERFERENCE_FACTOR
 from torchwise.records.trial import WAITING, with_repeat
+from torchwise.records.verdict import compare_processes
 from torchwise.trial.error_origin import make_failure_error
 from torchwise.trial.job import Attempt, Job, ProcessSettings, Restart
 from torchwise.trial.launcher import Launcher, Limits, OnStage
@@ -91,8 +93,10 @@ def try_plan(
             finished = _record_verdict(trial, answer)
         # Only a plan that beat eager may be decided for, and only one that compiles has a warm cost. Further processes
         # will show whether it beats eager. Here it is enough that it did in its own.
-        if warm and finished.is_promising and finished.plan.backend != "eager":
-            finished = _with_warm_cost(launcher, job, finished, limits, spent.stage)
+        is_compiled = finished.plan.backend != "eager"
+        digest = "" if isinstance(answer, Failure) else answer.digest
+        if (warm and finished.is_promising and is_compiled) or (digest and finished.is_verified):
+            finished = _with_second_process(launcher, job, finished, digest, limits, spent.stage)
     return replace(finished, seconds=spent.seconds)
 
 
@@ -128,6 +132,8 @@ def _record_verdict(trial: Trial, attempt: Attempt) -> Trial:
     found = replace(
         trial, verdict=verdict, measurement=measurement, costs=attempt.costs, graph_break=attempt.graph_break
     )
+    if verdict.lacks_property_alone and measurement is not None:
+        return replace(found, state=TrialState.COMPLETE, reason=_describe_lack(verdict, found))
     if verdict.outcome is not Outcome.PASS or measurement is None:
         return replace(found, state=TrialState.COMPLETE, reason=f"not verified: {verdict.reason}")
     if measurement.pruned:
@@ -136,11 +142,24 @@ def _record_verdict(trial: Trial, attempt: Attempt) -> Trial:
     return replace(found, state=TrialState.COMPLETE, reason=f"verified, {found.speedup}× eager's speed")
 
 
-def _with_warm_cost(launcher: Launcher, job: Job, trial: Trial, limits: Limits, on_stage: OnStage) -> Trial:
-    assert trial.costs is not None
+def _describe_lack(verdict: Verdict, trial: Trial) -> str:
+    return f"refused, at {trial.speedup}× eager's speed, as it lacks a required property: {verdict.reason}"
+
+
+def _with_second_process(
+    launcher: Launcher, job: Job, trial: Trial, digest: str, limits: Limits, on_stage: OnStage
+) -> Trial:
+    """Return a verified trial with its warm cost. If bits must be equal in all processes, they are compared."""
+    assert trial.verdict is not None
     restart = _restart(launcher, job, limits, on_stage)
     if isinstance(restart, Failure):
         return with_repeat(trial, in_second_process(restart))
+    if digest:
+        verdict = Verdict((*trial.verdict.checks, compare_processes(digest, restart.digest)))
+        if verdict.outcome is not Outcome.PASS:
+            return replace(trial, verdict=verdict, reason=_describe_lack(verdict, trial))
+        trial = replace(trial, verdict=verdict)
+    assert trial.costs is not None
     costs: Costs = replace(trial.costs, warm_s=restart.warm_s)
     return with_repeat(replace(trial, costs=costs), restart.measurement)
 

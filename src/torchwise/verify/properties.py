@@ -59,13 +59,6 @@ def check_deterministic(run: Run, examples: Sequence[Example]) -> Check:
     return _pass(CheckName.DETERMINISTIC, detail, CALLS * len(examples))
 
 
-def check_same_in_another_process(digest: str, other: str) -> Check:
-    """Compare digests of the answers of two processes (see `digest_answers`)."""
-    if digest == other:
-        return _pass(CheckName.DETERMINISTIC, "another process gives equal bits", 2)
-    return _fail(CheckName.DETERMINISTIC, "another process gives other bits on equal inputs")
-
-
 def check_batch_invariant(
     run: Run, examples: Sequence[Example], *, other_sizes: Run | None = None, dim: int = 0
 ) -> Check:

@@ -84,7 +84,7 @@ class StepRunner:
         self.call: Callable[..., Any] = make(self.step) if make else self.step
         self._context: AbstractContextManager[Any] | None = None
         self._restore = self.step.snapshot()
-        self._start = {name: p.detach().clone() for name, p in self._list_parameters(averages=True)}
+        self._start = {name: p.detach().clone() for name, p in self.list_parameters(averages=True)}
 
     def settle(self, examples: Sequence[Example]) -> None:
         """Let the scaler, if there is one, find a scale at which all gradients are finite, and start from that.
@@ -117,7 +117,7 @@ class StepRunner:
     def restart(self, seed: int | None) -> None:
         """Go back to the state of the base, without gradients. Seed all generators, unless the seed is None."""
         self._restore()
-        for _, parameter in self._list_parameters():
+        for _, parameter in self.list_parameters():
             parameter.grad = None  # a step clears those that its optimizer trains, and no others
         if seed is not None:
             torch.manual_seed(seed)
@@ -142,7 +142,7 @@ class StepRunner:
 
     def observe_gradients(self, loss: torch.Tensor) -> Observation:
         """Return a step's loss, and the gradients that it left."""
-        gradients = [(name, p.grad) for name, p in self._list_parameters() if p.requires_grad]
+        gradients = [(name, p.grad) for name, p in self.list_parameters() if p.requires_grad]
         found = [(name_gradient(name), None if grad is None else _dense(grad)) for name, grad in gradients]
         return Observation((("loss", loss.detach().clone()), *found), frozenset())
 
@@ -150,7 +150,7 @@ class StepRunner:
         """Take one step from the base, with the generators as they are. Return its loss and gradients."""
         self.restart(None)
         loss = self.take(example)
-        return [loss.detach().clone(), *(_dense(p.grad) for _, p in self._list_parameters() if p.grad is not None)]
+        return [loss.detach().clone(), *(_dense(p.grad) for _, p in self.list_parameters() if p.grad is not None)]
 
     def take_steps(self, examples: Sequence[Example], seed: int) -> StateAfter:
         """Take one step on each example from the base. Return how parameters moved, and all other state.
@@ -165,13 +165,13 @@ class StepRunner:
             if number == len(examples) and self.step.schedulers:
                 self._halve_rates()
             self.take(example)
-            for name, gradient in ((n, p.grad) for n, p in self._list_parameters() if p.grad is not None):
+            for name, gradient in ((n, p.grad) for n, p in self.list_parameters() if p.grad is not None):
                 quiet[name] = quiet.get(name, False) | _is_quiet(gradient)
         found: dict[str, Any] = {}
         of: dict[str, str] = {}
         slots: dict[str, Slot] = {}
         updates: set[str] = set()
-        for name, parameter in self._list_parameters(averages=True):
+        for name, parameter in self.list_parameters(averages=True):
             if id(parameter) in trained or name.startswith("ema."):
                 update = f"update of {name}"
                 found[update] = _dense(parameter).double() - _dense(self._start[name]).double()
@@ -186,7 +186,7 @@ class StepRunner:
                 (n + part, t) for n, b in module.named_buffers() for part, t in layouts.list_strided_parts(b.detach())
             ]
             found |= {f"{name} buffer {part}": tensor.clone() for part, tensor in parts}
-        names = {trained[id(p)]: name for name, p in self._list_parameters() if id(p) in trained}
+        names = {trained[id(p)]: name for name, p in self.list_parameters() if id(p) in trained}
         for number, parameter in enumerate(self.step.trained()):
             for key, value in self.step.optimizer.state.get(parameter, {}).items():
                 for path, tensor in pytree.list_named_leaves(value, str(key)):
@@ -209,9 +209,10 @@ class StepRunner:
 
     def list_parameter_names(self) -> list[str]:
         """List the names of the parameters."""
-        return [name for name, _ in self._list_parameters()]
+        return [name for name, _ in self.list_parameters()]
 
-    def _list_parameters(self, *, averages: bool = False) -> list[tuple[str, torch.nn.Parameter]]:
+    def list_parameters(self, *, averages: bool = False) -> list[tuple[str, torch.nn.Parameter]]:
+        """Return the parameters of the step's modules by name, with their running averages if asked for."""
         return [
             (f"{name}.{n}" if name != "model" else n, p)
             for name, module in self.step.modules().items()

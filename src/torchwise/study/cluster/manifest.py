@@ -36,6 +36,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     input_sizes: str = "as-given"
     tolerance: float | None = None
     metric: str | None = None
+    require: tuple[str, ...] = ()
     seed: int = 0
     plan: tuple[str, ...] = ()
     cold: bool = False
@@ -47,7 +48,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 AS_THEY_ARE = (
     *("calls", "restarts", "allow", "effort", "budget", "objective", "latency_limit", "mode", "cold", "wait"),
-    *("compile_timeout", "iterations", "fullgraph", "tolerance", "metric"),
+    *("compile_timeout", "iterations", "fullgraph", "tolerance", "metric", "require"),
 )
 """Options that a manifest writes as Python does. A plan is text. A limit of memory without a unit is in GiB.
 
@@ -83,10 +84,11 @@ class Task(Options, frozen=True):
     def arguments(self) -> list[str]:
         """Return the arguments of `torchwise` for this study."""
         values = {name: value for name, value in msgspec.structs.asdict(self).items() if value not in (None, "")}
-        target, plans, values["sizes"] = values.pop("target"), values.pop("plan"), values.pop("input_sizes")
+        target, values["sizes"] = values.pop("target"), values.pop("input_sizes")
+        several = [f"--{name}={value}" for name in ("require", "plan") for value in values.pop(name)]
         flags = [f"--{name}" for name in ("cold", "wait", "fullgraph") if values.pop(name)]
         options = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
-        return ["tune", *options, *flags, *(f"--plan={plan}" for plan in plans), "--", target]
+        return ["tune", *options, *flags, *several, "--", target]
 
 
 NonEmpty = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]

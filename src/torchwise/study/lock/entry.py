@@ -40,7 +40,7 @@ Range = tuple[float, float, float]
 """Low, middle and high of an interval."""
 _REQUESTED = (
     *("objective", "calls", "restarts", "seed", "memory_limit", "latency_limit", "batch"),
-    *("sizes", "tolerance", "metric", "varying"),
+    *("sizes", "tolerance", "metric", "varying", "require"),
 )
 """Fields of a section that its request has as well."""
 _DECIDED = ("reason", "baseline_s", "saved_s", "cold_s", "warm_s", "error", "inputs", "identity", "structure")
@@ -138,6 +138,7 @@ class _Section:
     tolerance: float | None = None
     metric: str | None = None
     varying: list[dict[str, Any]] | None = None
+    require: list[str] | None = None
     speedup: Range | None = None
     plan_s: Range | None = None
     baseline_s: float
@@ -166,6 +167,7 @@ def section_of(entry: Entry) -> dict[str, Any]:
         "batch": decision.workload.batch and asdict(decision.workload.batch),
         "sizes": None if decision.workload.sizes == "as-given" else decision.workload.sizes,
         "varying": [{**asdict(dim), "lengths": list(dim.lengths)} for dim in decision.workload.varying] or None,
+        "require": list(map(str, decision.workload.require)) or None,
         "plan": plan,
         "verdict": entry.verdict,
         "numerics": numerics_of(decision.plan).value,

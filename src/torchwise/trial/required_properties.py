@@ -1,0 +1,87 @@
+"""Check in a worker whether a plan has the properties that the user requires, and whether the original model has them.
+
+The checks are in `torchwise.verify.properties`. Here is what they call: a model, or one training step from one state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torchwise.plan.requirements import Property
+from torchwise.plan.workload_spec import WorkloadSpec
+from torchwise.records import Check
+from torchwise.verify.observe import Observation, draws, observe
+from torchwise.verify.properties import (
+    Run,
+    check_batch_invariant,
+    check_bitwise,
+    check_deterministic,
+    digest_answers,
+)
+from torchwise.verify.step_runner import StepRunner
+from torchwise.workload import Workload
+from torchwise.workload.workload import Example
+
+EXTRA_DRAWS = 1
+"""Draws of the inputs on which bits are compared, beyond the examples."""
+
+
+def run_call(workload: Workload, call: Callable[..., Any], mode: str) -> Run:
+    """Return a function that observes a call in place of the model's, from the model's own state."""
+
+    def run(example: Example, seed: int) -> Observation:
+        return observe(call, workload.call, example, seed=seed, training=mode == "training")
+
+    return run
+
+
+def run_step(runner: StepRunner) -> Run:
+    """Return a function that observes one step: its loss, its gradients, and the parameters after it."""
+
+    def run(example: Example, seed: int) -> Observation:
+        found = runner.gradients(example, seed)
+        parameters = [(f"{name} after the step", p.detach().clone()) for name, p in runner.list_parameters()]
+        return replace(found, leaves=(*found.leaves, *parameters))
+
+    return run
+
+
+def check_required(
+    spec: WorkloadSpec, workload: Workload, run: Run, original: Run, *, takes_other_sizes: bool
+) -> list[Check]:
+    """Check the required properties of what `run` observes, the original itself included.
+
+    Args:
+        spec: the request, which names the properties, and says whether other sizes are to come.
+        workload: the model and its examples.
+        run: observes the candidate.
+        original: observes the original model.
+        takes_other_sizes: whether the candidate answers at sizes that no example has. Otherwise the original does.
+    """
+    examples = draws(workload, EXTRA_DRAWS)
+    checks: dict[Property, Callable[[], Check]] = {
+        Property.DETERMINISTIC: lambda: check_deterministic(run, examples),
+        Property.BATCH_INVARIANT: lambda: check_batch_invariant(
+            run,
+            examples,
+            other_sizes=None if spec.sizes == "fixed" else run if takes_other_sizes else original,
+            dim=spec.batch.dim if spec.batch else 0,
+        ),
+        Property.BITWISE: lambda: check_bitwise(run, original, examples),
+    }
+    return [checks[each]() for each in spec.require]
+
+
+def check_original(spec: WorkloadSpec, workload: Workload) -> tuple[Check, ...]:
+    """Check the required properties of the original model."""
+    if not spec.require:
+        return ()
+    run = run_step(StepRunner(workload.step)) if workload.step else run_call(workload, workload.call, spec.mode)
+    return tuple(check_required(spec, workload, run, run, takes_other_sizes=True))
+
+
+def digest_if_required(spec: WorkloadSpec, workload: Workload, run: Run) -> str:
+    """Return the digest of the answers to the examples, to compare with another process's, or "" if nobody asks."""
+    return digest_answers(run, workload.examples) if Property.DETERMINISTIC in spec.require else ""
