@@ -30,6 +30,7 @@ from torchwise.cli.run import NAMES_PROGRAM, RunCommand, run
 from torchwise.cli.store import store
 from torchwise.cli.sweep import sweep
 from torchwise.cli.tune import tune
+from torchwise.cli.verify import verify
 from torchwise.cli.zoo import zoo
 from torchwise.command_start import running_command
 from torchwise.errors import ERROR_FILE, TorchwiseError
@@ -61,7 +62,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (tune, sweep, doctor, analyze, explain, bisect, report, dashboard, bench, compare, lock, check, zoo):
+_COMMANDS = (tune, sweep, verify, doctor, analyze, explain, bisect, report, dashboard, bench, compare, lock, check, zoo)
+for _command in _COMMANDS:
     app.command()(_command)
 app.command(cls=RunCommand, context_settings=NAMES_PROGRAM)(run)
 app.add_typer(plans, name="plans")

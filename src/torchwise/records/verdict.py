@@ -57,6 +57,18 @@ class CheckName(OpenEnum):
     DETERMINISTIC = Property.DETERMINISTIC.value
     BATCH_INVARIANT = Property.BATCH_INVARIANT.value
     BITWISE = Property.BITWISE.value
+    ANSWER = "answer"
+    """A pair's candidate answers where the reference does, in time and without an error."""
+    REPEATED_CALLS = "repeated calls"
+    """A pair's candidate answers new values in the same memory, and old values again, as if it were its first call."""
+    LATE_WORK = "late work"
+    """Nothing that a pair's candidate returned changes after the call."""
+    MEMORY = "uninitialised memory"
+    """A pair's candidate gives the same answer if all memory that it allocates holds NaN."""
+    SURROUNDINGS = "surroundings"
+    """A pair's candidate leaves timers, PyTorch's functions and settings, and random numbers as they are."""
+    TIMED_ANSWERS = "timed answers"
+    """A pair's candidate still answers right after it was timed, and computes each answer anew."""
 
 
 class CheckCause(OpenEnum):

@@ -56,6 +56,7 @@ def observe(
     under: AbstractContextManager[Any] | None = None,
     calls: int = 1,
     may_end: bool = False,
+    restores: bool = True,
 ) -> Observation:
     """Run `call` on a copy of `example` from `seed`, then restore the model's state.
 
@@ -68,12 +69,14 @@ def observe(
         under: a context for the calls themselves.
         calls: successive calls to make, each of which goes on from the state that the one before it left.
         may_end: whether the second and later ones may fail, for example when a cache is full, which ends them.
+        restores: whether to restore the state. A cache that a candidate keeps shows only if it is left as it is.
     """
     example = example.clone()
     inputs = (example.args, dict(example.kwargs))
     module = original if isinstance(original, torch.nn.Module) else None
     observations: list[Observation] = []
-    with kept_state(original, *inputs) as state, under or nullcontext():
+    kept = kept_state(original, *inputs) if restores else nullcontext(State.from_call(original, *inputs))
+    with kept as state, under or nullcontext():
         torch.manual_seed(seed)
         for number in range(calls):
             try:

@@ -1,0 +1,271 @@
+"""Write a program that shows the difference of a candidate on the smallest inputs: it needs torch and both targets."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchwise.errors import first_line
+from torchwise.plan.workload_spec import WorkloadSpec, split
+from torchwise.records import Check, CheckName, Figure
+from torchwise.verify.input_cases import Case
+from torchwise.workload import pytree
+from torchwise.workload.pair_side import is_factory
+from torchwise.workload.target import find_factory
+
+SHOWN = (
+    *(CheckName.VALUES, CheckName.STRUCTURE, CheckName.STRIDES, CheckName.ANSWER, CheckName.REPEATED_CALLS),
+    *(CheckName.MEMORY, CheckName.BITWISE),
+)
+"""Checks whose failure a program can show."""
+MARK = "DIFFERENT:"
+"""Begins the line that the program prints."""
+INLINE = 64
+"""Elements of a tensor up to which its values are written into the program. Those of larger ones go to a .pt file."""
+
+
+def write_repro(
+    file: str, targets: tuple[str, str], case: Case, check: Check, spec: WorkloadSpec, *, trains: bool
+) -> bool:
+    """Write the program. Return False if nothing that it could print shows the fault."""
+    heads = [split(target)[0] for target in targets]
+    if check.name not in SHOWN or not all(head.endswith(".py") or _is_module(head) for head in heads):
+        return False
+    inputs, tensors = _write_inputs(case)
+    if tensors:
+        torch.save(tensors, Path(file).with_suffix(".pt"))
+    limit = 0.0 if check.name == CheckName.BITWISE else check.figures.get(Figure.LIMIT, 1e-4)
+    text = _PROGRAM.format(
+        about=_clean(f"{targets[1]} differs from {targets[0]}: {first_line(check.detail)}"),
+        imports=_IMPORTS,
+        reference=_write_side(targets[0], spec, trains=trains),
+        candidate=_write_side(targets[1], spec, trains=trains),
+        inputs=textwrap.indent(inputs, "    "),
+        gradients=spec.mode == "training",
+        limit=limit,
+        poisons=check.name == CheckName.MEMORY,
+        mark=MARK,
+    )
+    Path(file).write_text(text, encoding="utf-8")
+    return True
+
+
+def _is_module(head: str) -> bool:
+    return all(part.isidentifier() for part in head.split("."))
+
+
+def _clean(text: str) -> str:
+    return text.replace("\\", "/").replace('"""', "'''")
+
+
+def _write_side(target: str, spec: WorkloadSpec, *, trains: bool) -> str:
+    """Return an expression that loads one side as the command did."""
+    head, _, name = split(target)
+    found = find_factory(target)
+    module = f"load({str(Path(head).resolve())!r})" if head.endswith(".py") else f"importlib.import_module({head!r})"
+    if not is_factory(found):
+        return f"ready({module}.{name}, {trains})"
+    offered = {"device": repr(spec.device), "dtype": "torch.float32", "seed": repr(spec.seed)}
+    names = inspect.signature(found).parameters
+    keywords = ", ".join(f"{key}={value}" for key, value in offered.items() if key in names)
+    return f"ready(made(lambda: {module}.{name}({keywords}), {spec.seed}), {trains})"
+
+
+def _write_inputs(case: Case) -> tuple[str, list[torch.Tensor]]:
+    """Return statements that build the inputs, and the tensors that are too large for them."""
+    lines: list[str] = []
+    large: list[torch.Tensor] = []
+    sets = [case.example] + ([case.redraw] if case.redraw is not None else [])
+    names: list[str] = []
+    for number, example in enumerate(sets):
+        known: dict[int, str] = {}
+        for tensor in example.tensors():
+            if id(tensor) not in known:
+                known[id(tensor)] = f"x{number}_{len(known)}"
+                lines.append(f"{known[id(tensor)]} = {_write_tensor(tensor, large)}")
+        args, kwargs = pytree.map_tensors(
+            lambda t, known=known: _Name(known[id(t)]), (example.args, dict(example.kwargs))
+        )
+        lines.append(f"inputs{number} = {args!r}, {kwargs!r}")
+        names.append(f"inputs{number}")
+    lines.append(f"return [{', '.join(names)}]")
+    return "\n".join(["large = torch.load(LARGE)", *lines] if large else lines), large
+
+
+class _Name:
+    """A name that is printed without quotes."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+def _write_tensor(tensor: torch.Tensor, large: list[torch.Tensor]) -> str:
+    grad = ".requires_grad_()" if tensor.requires_grad else ""
+    plain = pytree.copy_of(tensor.detach().cpu())
+    device = "" if tensor.device.type == "cpu" else f".to({tensor.device.type!r})"
+    if plain.numel() > INLINE or plain.layout is not torch.strided or plain.is_complex():
+        large.append(plain)
+        return f"large[{len(large) - 1}]{device}{grad}"
+    values = _write_values(plain.tolist())
+    made = f"torch.tensor({values}, dtype={plain.dtype})"
+    if plain.numel() == 0:
+        made = f"torch.zeros({tuple(plain.shape)}, dtype={plain.dtype})"
+    elif not plain.is_contiguous():
+        span = 1 + sum((n - 1) * s for n, s in zip(plain.shape, plain.stride(), strict=True))
+        storage = torch.as_strided(plain, (span,), (1,)).tolist()
+        made = f"torch.tensor({_write_values(storage)}, dtype={plain.dtype})"
+        made += f".as_strided({tuple(plain.shape)}, {tuple(plain.stride())})"
+    return f"{made}{device}{grad}"
+
+
+def _write_values(values: Any) -> str:
+    if isinstance(values, list):
+        return f"[{', '.join(map(_write_values, values))}]"
+    if isinstance(values, float) and not math.isfinite(values):
+        return f'float("{values}")'
+    return repr(values)
+
+
+_IMPORTS = "import importlib\nimport importlib.util\nimport pathlib\nimport sys\n\nimport torch"
+_PROGRAM = '''"""{about}
+
+Found by `torchwise verify`. Run it with Python: it ends with 1 if the two differ.
+"""
+
+{imports}
+
+LIMIT = {limit!r}
+LARGE = pathlib.Path(__file__).with_suffix(".pt")
+
+
+def load(path):
+    """Import a file."""
+    sys.path.insert(0, str(pathlib.Path(path).parent))
+    spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def made(factory, seed):
+    """Return the callable that a factory returns, alone or with its inputs."""
+    torch.manual_seed(seed)
+    found = factory()
+    found = found[0] if isinstance(found, tuple) else found
+    return getattr(found, "call", found)
+
+
+def ready(call, trains):
+    """Return a model in its mode."""
+    return call.train() if trains and isinstance(call, torch.nn.Module) else call
+
+
+def make_inputs():
+    """Return the inputs, and others to answer next in the same memory if they matter."""
+{inputs}
+
+
+def leaves(value, path):
+    """Yield the tensors and values of an answer with their places."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from leaves(part, f"{{path}}[{{key!r}}]")
+    elif isinstance(value, (tuple, list)):
+        for place, part in enumerate(value):
+            yield from leaves(part, f"{{path}}[{{place}}]")
+    else:
+        yield path, value
+
+
+def run(call):
+    """Return all that a call gives and changes."""
+    sets = make_inputs()
+    args, kwargs = sets[0]
+    found = []
+    for number, (values, named) in enumerate(sets):
+        if number:
+            with torch.no_grad():
+                for (_, mine), (_, other) in zip(leaves((args, kwargs), ""), leaves((values, named), "")):
+                    if isinstance(mine, torch.Tensor):
+                        mine.copy_(other)
+        torch.manual_seed(0)
+        try:
+            with torch.set_grad_enabled({gradients}):
+                output = call(*args, **kwargs)
+        except Exception as error:
+            found.append(("the call", f"raises {{type(error).__name__}}: {{error}}"))
+            continue
+        found += [(name, keep(leaf)) for name, leaf in leaves(output, "output")]
+        found += [(name, keep(leaf)) for name, leaf in leaves((args, kwargs), "inputs after the call ")]
+        if {gradients}:
+            parts = [t for _, t in leaves(output, "") if isinstance(t, torch.Tensor) and t.requires_grad]
+            wanted = [t for _, t in leaves((args, kwargs), "") if isinstance(t, torch.Tensor) and t.requires_grad]
+            if parts and wanted:
+                loss = sum(part.abs().double().square().mean() for part in parts)
+                grads = torch.autograd.grad(loss, wanted, allow_unused=True)
+                found += [(f"gradient of input {{place}}", keep(g)) for place, g in enumerate(grads)]
+            else:
+                found.append(("gradients", f"{{len(parts)}} outputs and {{len(wanted)}} inputs have one"))
+    return found
+
+
+def keep(leaf):
+    """Return a copy of a tensor."""
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def differ(one, other):
+    """Return the difference in words, or nothing."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return "" if type(one) is type(other) and (one == other or one != one) else f"{{one!r}} and {{other!r}}"
+    for name in ("dtype", "shape"):
+        if getattr(one, name) != getattr(other, name):
+            return f"{{name}} {{getattr(one, name)}} and {{getattr(other, name)}}"
+    wide = [t.to(torch.complex128 if t.is_complex() else torch.float64) for t in (one, other)]
+    if not torch.equal(wide[0].isfinite(), wide[1].isfinite()):
+        return f"other infinities or NaN: {{one.flatten()[:8].tolist()}} and {{other.flatten()[:8].tolist()}}"
+    both = wide[0].isfinite()
+    off = (wide[0] - wide[1])[both].abs()
+    size = float(wide[0][both].abs().square().mean().sqrt()) if both.any() else 0.0
+    error = float(off.square().mean().sqrt()) / (size or 1.0) if off.numel() else 0.0
+    worst = float(off.max()) / (size or 1.0) if off.numel() else 0.0
+    is_other = error > LIMIT or worst > 10 * LIMIT
+    text = f"off by {{error:.3g}} (root mean square), {{worst:.3g}} at worst; {{LIMIT:.3g}} is rounding"
+    if not is_other and one.stride() != other.stride():
+        return f"strides {{one.stride()}} and {{other.stride()}}"
+    return text if is_other else ""
+
+
+def main():
+    """Run both, and print each difference."""
+    reference = {reference}
+    candidate = {candidate}
+    if isinstance(reference, torch.nn.Module) and isinstance(candidate, torch.nn.Module):
+        state = reference.state_dict()
+        if {{n: t.shape for n, t in state.items()}} == {{n: t.shape for n, t in candidate.state_dict().items()}}:
+            candidate.load_state_dict(state)
+    right = run(reference)
+    if {poisons}:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+    own = run(candidate)
+    found = [f"{{a}}: {{text}}" for (a, x), (b, y) in zip(right, own) if (text := differ(x, y))]
+    if [name for name, _ in right] != [name for name, _ in own]:
+        found.append(f"the reference gives {{[n for n, _ in right]}}, the candidate {{[n for n, _ in own]}}")
+    for line in found:
+        print(f"{mark} {{line}}")
+    print("the two agree" if not found else "(reference first)")
+    sys.exit(1 if found else 0)
+
+
+main()
+'''

@@ -1,0 +1,410 @@
+"""Draw inputs that kernels get wrong: edges of size, layout and value, from a description or from given examples.
+
+Seeds are drawn anew for every verification, so that no candidate can know its inputs beforehand.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from torchwise.verify.input_description import InputDescription, PlainInput, TensorInput
+from torchwise.verify.observe import draws
+from torchwise.workload import pytree
+from torchwise.workload.workload import Example, Workload, resize_example
+
+MAX_ELEMENTS = 200_000
+"""Maximum number of elements of a drawn tensor."""
+MAX_TIMED_ELEMENTS = 2**22
+SIZES = (1, 2, 3, 7, 8, 31, 33, 64, 97, 127, 128, 129, 257)
+"""Sizes to try: one, odd and prime ones, and those around the edges of tiles."""
+USUAL_SIZE = 13
+"""Size of a dimension while another one varies: a prime."""
+LARGE = {"float16": 1e3, "bfloat16": 1e15, "float32": 1e15, "float64": 1e120, "complex64": 1e15, "complex128": 1e120}
+"""Large magnitudes, whose squares overflow in half of the dtypes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One set of inputs.
+
+    Attributes:
+        name: what is special about it.
+        example: the inputs.
+        redraw: other values in the same form, or None if there are none.
+        is_given: whether the user gave it, so that the reference must answer it.
+        is_layout: whether its tensors are laid out in an unusual way.
+        is_tiny: whether its values are denormal numbers, which a device may treat as zero.
+    """
+
+    name: str
+    example: Example
+    redraw: Example | None = None
+    is_given: bool = False
+    is_layout: bool = False
+    is_tiny: bool = False
+
+
+Fill = Callable[[torch.Tensor], torch.Tensor]
+
+
+def cases_of_examples(workload: Workload, seed: int) -> list[Case]:
+    """Return the given examples with other values, layouts and batch sizes. Values stay within those of the example."""
+    examples = workload.examples
+    redrawn = draws(replace_seed(workload, seed), 2)[len(examples) :] or list(examples)
+    found = [
+        Case("the example" if len(examples) == 1 else f"example {number}", example, redrawn[number % len(redrawn)], True)
+        for number, example in enumerate(examples, 1)
+    ]
+    found += [Case("other values", redrawn[-1], redrawn[0])]
+    base = redrawn[-1]
+    for size in (1, 3, 7):
+        try:
+            found.append(Case(f"batch of {size}", resize_example(base, 0, size)))
+        except Exception:  # inputs without a common batch, which only the model understands
+            break
+    return [*found, *_layout_cases(base)]
+
+
+def replace_seed(workload: Workload, seed: int) -> Workload:
+    """Return a workload whose further draws are those of a hidden seed."""
+    reseed = workload.reseed
+    return replace(workload, reseed=(lambda number: reseed(seed + number)) if reseed else None)
+
+
+def cases_of_description(description: InputDescription, seed: int, device: str = "cpu") -> list[Case]:
+    """Return cases for every edge that the description allows: sizes first, then values, then layouts."""
+    return list(_Drawer(description, seed, device).draw_cases())
+
+
+def draw_large(description: InputDescription, seed: int, device: str = "cpu") -> Example:
+    """Return inputs of the largest sizes, halved until they have no more than `MAX_TIMED_ELEMENTS` elements."""
+    drawer = _Drawer(description, seed, device)
+    sizes = {name: high for name, (_, high) in description.sizes.items()}
+    while drawer.count_elements(sizes) > MAX_TIMED_ELEMENTS and any(size > 1 for size in sizes.values()):
+        largest = max(sizes, key=lambda name: sizes[name])
+        sizes[largest] = max(sizes[largest] // 2, 1)
+    return drawer.draw_example(sizes)
+
+
+@dataclass(slots=True)
+class _Drawer:
+    """Draws the cases of one description."""
+
+    description: InputDescription
+    seed: int
+    device: str
+    _count: Iterator[int] = field(default_factory=itertools.count)
+
+    def draw_cases(self) -> Iterator[Case]:
+        sizes = self.description.sizes
+        usual = {name: min(max(USUAL_SIZE + number, low), high) for number, (name, (low, high)) in enumerate(sizes.items())}
+        yield self._draw("usual sizes", usual, is_given=True)
+        for name, (low, high) in sizes.items():
+            for size in sorted({low, *(s for s in SIZES if low < s < high), high} - {usual[name]}):
+                if self.count_elements(found := {**usual, name: size}) <= MAX_ELEMENTS:
+                    yield self._draw(f"{name}={size}", found)
+        if len(sizes) > 1:
+            yield self._draw("all sizes at their least", {name: low for name, (low, _) in sizes.items()})
+        yield from self._value_cases(usual)
+        plain = self._draw("", usual).example
+        yield from _layout_cases(plain)
+
+    def count_elements(self, sizes: dict[str, int]) -> int:
+        """Return the number of elements of the largest tensor."""
+        return max((_count_elements(one, sizes) for one in self._tensors), default=0)
+
+    @property
+    def _tensors(self) -> list[TensorInput]:
+        return [one for one in self.description.inputs if isinstance(one, TensorInput)]
+
+    def _draw(self, name: str, sizes: dict[str, int], *, is_given: bool = False) -> Case:
+        first, second = (self.draw_example(sizes) for _ in range(2))
+        return Case(name, first, second, is_given)
+
+    def draw_example(self, sizes: dict[str, int], fills: dict[str, Fill] | None = None) -> Example:
+        """Return inputs of these sizes, with special values in those inputs that have a fill."""
+        values = []
+        for one in self.description.inputs:
+            if isinstance(one, PlainInput):
+                values.append(one.value)
+                continue
+            generator = torch.Generator().manual_seed((self.seed + 7919 * next(self._count)) % 2**62)
+            tensor = draw_tensor(one, sizes, generator)
+            values.append((fills or {}).get(one.name, lambda t: t)(tensor).to(self.device))
+        return Example(tuple(values))
+
+    def _value_cases(self, sizes: dict[str, int]) -> Iterator[Case]:
+        """Yield edges of values: in all inputs together first, then in each alone."""
+        for kind in _KINDS:
+            fills = {one.name: fill for one in self._tensors if (fill := kind.fill_of(one)) is not None}
+            if not fills:
+                continue
+            groups = [fills] if len(fills) == 1 else [fills, *({name: fill} for name, fill in fills.items())]
+            for group in groups:
+                where = "" if len(fills) == 1 else f" in {'all inputs' if group is fills else next(iter(group))}"
+                example = self.draw_example(sizes, group)
+                yield Case(f"{kind.name}{where}", example, is_tiny=kind.name == "denormal numbers")
+
+
+def draw_tensor(one: TensorInput, sizes: dict[str, int], generator: torch.Generator) -> torch.Tensor:
+    """Draw a tensor as described, on the CPU."""
+    shape = [sizes[dim] if isinstance(dim, str) else dim for dim in one.dims]
+    dtype = getattr(torch, one.dtype)
+    if dtype is torch.bool:
+        values = torch.rand(shape, generator=generator) < 0.5
+        return _unmask_rows(values) if one.structure == "mask" else values
+    if not (dtype.is_floating_point or dtype.is_complex):
+        low, high = int(one.low or 0), int(one.high if one.high is not None else 100)
+        whole = torch.randint(low, high + 1, shape, generator=generator)
+        return _arrange(whole, one, generator).to(dtype)
+    if one.low is not None and one.high is not None:
+        wide = one.low + (one.high - one.low) * torch.rand(shape, generator=generator, dtype=torch.float64)
+    else:
+        wide = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if dtype.is_complex:
+        wide = torch.complex(wide, torch.randn(shape, generator=generator, dtype=torch.float64))
+    return _arrange(wide, one, generator).to(dtype)
+
+
+def _arrange(values: torch.Tensor, one: TensorInput, generator: torch.Generator) -> torch.Tensor:
+    """Give values their structure."""
+    if values.numel() == 0 or not one.structure:
+        return values
+    match one.structure:
+        case "sorted":
+            return values.sort(dim=-1).values
+        case "distinct":
+            return torch.rand(values.shape, generator=generator).argsort(dim=-1).to(values.dtype)
+        case "mask":
+            kept = _unmask_rows(torch.rand(values.shape, generator=generator) < 0.7)
+            return torch.where(kept, 0.0, -torch.inf).to(values.dtype)
+        case "probabilities":
+            return values.softmax(dim=-1)
+        case "symmetric":
+            return (values + values.mT) / 2
+        case "lower-triangular":
+            return values.tril()
+        case _:
+            size = values.shape[-1]
+            return values @ values.mH / size + 0.5 * torch.eye(size, dtype=values.dtype)
+
+
+def _unmask_rows(kept: torch.Tensor) -> torch.Tensor:
+    """Keep at least the first element of each row, as a row without any has no softmax."""
+    if kept.dim() and kept.numel():
+        kept[..., 0] = True
+    return kept
+
+
+def _count_elements(one: TensorInput, sizes: dict[str, int]) -> int:
+    count = 1
+    for dim in one.dims:
+        count *= sizes[dim] if isinstance(dim, str) else dim
+    return count
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A kind of special values: `fill_of` returns how to fill an input, or None if the input cannot hold them."""
+
+    name: str
+    fill_of: Callable[[TensorInput], Fill | None]
+
+
+def _constant(value: float) -> Callable[[TensorInput], Fill | None]:
+    def fill_of(one: TensorInput) -> Fill | None:
+        low, high = one.low, one.high
+        if one.structure or (low is not None and high is not None and not low <= value <= high):
+            return None
+        return lambda tensor: torch.full_like(tensor, value)
+
+    return fill_of
+
+
+def _bound(pick: Callable[[float, float], float]) -> Callable[[TensorInput], Fill | None]:
+    def fill_of(one: TensorInput) -> Fill | None:
+        if one.structure or one.low is None or one.high is None:
+            return None
+        low, high = one.low, one.high
+        return lambda tensor: torch.full_like(tensor, pick(low, high))
+
+    return fill_of
+
+
+def _free(fill: Callable[[torch.Tensor, TensorInput], torch.Tensor]) -> Callable[[TensorInput], Fill | None]:
+    """Return fills for floating inputs whose values have neither a range nor a structure."""
+
+    def fill_of(one: TensorInput) -> Fill | None:
+        is_free = one.low is None and not one.structure and one.dtype.startswith(("float", "bfloat", "complex"))
+        return (lambda tensor: fill(tensor, one)) if is_free else None
+
+    return fill_of
+
+
+def _sprinkle(*values: float) -> Callable[[torch.Tensor, TensorInput], torch.Tensor]:
+    """Return a fill that puts a few special values among the others: at the last place too, where tiles end."""
+
+    def fill(tensor: torch.Tensor, _one: TensorInput) -> torch.Tensor:
+        flat = tensor.clone().flatten()
+        for number, value in enumerate(values):
+            flat[number :: max(len(values) * 11, 1)] = value
+        if flat.numel():
+            flat[-1] = values[-1]
+        return flat.view(tensor.shape)
+
+    return fill
+
+
+def _repeat_values(one: TensorInput) -> Fill | None:
+    if one.structure not in ("", "sorted") or one.dtype == "bool":
+        return None
+
+    def fill(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() == 0 or tensor.numel() == 0:
+            return tensor
+        places = torch.arange(tensor.shape[-1]) // 4 * 4
+        return tensor[..., places]
+
+    return fill
+
+
+def _sort_values(tensor: torch.Tensor, _one: TensorInput) -> torch.Tensor:
+    return tensor if tensor.is_complex() or tensor.dim() == 0 else tensor.sort(dim=-1, descending=True).values
+
+
+_KINDS = (
+    _Kind("zeros", _constant(0.0)),
+    _Kind("ones", _constant(1.0)),
+    _Kind("the least value", _bound(lambda low, _: low)),
+    _Kind("the largest value", _bound(lambda _, high: high)),
+    _Kind("duplicates", _repeat_values),
+    _Kind("falling values", _free(_sort_values)),
+    _Kind("negative values", _free(lambda t, _: -t.abs())),
+    _Kind("an offset", _free(lambda t, _: t + 100)),
+    _Kind("large magnitude", _free(lambda t, one: t * LARGE[one.dtype])),
+    _Kind("denormal numbers", _free(lambda t, _: t * torch.finfo(t.dtype).tiny * 0.1)),
+    _Kind("negative zeros", _free(_sprinkle(-0.0, 0.0))),
+    _Kind("infinities", _free(_sprinkle(torch.inf, -torch.inf))),
+    _Kind("NaN", _free(_sprinkle(torch.nan))),
+)
+
+
+def _layout_cases(base: Example) -> list[Case]:
+    """Return the inputs in unusual layouts with the same values, and inputs that share memory."""
+    found = []
+    for name, lay_out in _LAYOUTS:
+        laid = _map_in_order(base, lay_out)
+        if any(a.stride() != b.stride() or a.storage_offset() != b.storage_offset() for a, b in _pairs(laid, base)):
+            found.append(Case(name, laid, is_layout=True))
+    found += _alias_cases(base)
+    return found
+
+
+def _map_in_order(example: Example, function: Callable[[torch.Tensor], torch.Tensor]) -> Example:
+    return example.map_tensors(lambda t: function(t.detach()).requires_grad_(t.requires_grad))
+
+
+def _pairs(one: Example, other: Example) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    pairs = zip(one.tensors(), other.tensors(), strict=True)
+    return ((a, b) for a, b in pairs if a.layout is torch.strided and b.layout is torch.strided)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.dim() > 0 and tensor.numel() > 0
+
+
+def _strided(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values with a gap behind each, as a slice with a step has."""
+    if not _is_plain(tensor):
+        return tensor
+    wide = torch.full((*tensor.shape[:-1], 2 * tensor.shape[-1]), 1, dtype=tensor.dtype, device=tensor.device)
+    view = wide[..., ::2]
+    return view.copy_(tensor)
+
+
+def _transposed(tensor: torch.Tensor) -> torch.Tensor:
+    if not _is_plain(tensor) or tensor.dim() < 2:
+        return tensor
+    return tensor.mT.contiguous().mT
+
+
+def _shifted(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values from the second place of their storage on, where wide loads are not aligned."""
+    if not _is_plain(tensor):
+        return tensor
+    wide = torch.ones(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
+    return wide[1:].view(tensor.shape).copy_(tensor)
+
+
+def _expanded(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the first slice in place of all along the first dimension, as broadcasting does."""
+    if not _is_plain(tensor) or tensor.shape[0] < 2:
+        return tensor
+    return tensor[:1].clone().expand(tensor.shape)
+
+
+def _overlapping(tensor: torch.Tensor) -> torch.Tensor:
+    """Return windows that share memory, as `Tensor.unfold` gives them."""
+    if not _is_plain(tensor) or tensor.dim() != 2 or min(tensor.shape) < 2:
+        return tensor
+    rows, columns = tensor.shape
+    line = tensor.flatten()[: rows + columns - 1].clone()
+    return line.as_strided((rows, columns), (1, 1))
+
+
+_LAYOUTS: tuple[tuple[str, Fill], ...] = (
+    ("strided inputs", _strided),
+    ("transposed inputs", _transposed),
+    ("inputs at an odd offset", _shifted),
+    ("expanded inputs", _expanded),
+    ("overlapping windows", _overlapping),
+)
+
+
+def _alias_cases(base: Example) -> list[Case]:
+    """Return inputs of one form as one and the same tensor, and as views of one memory."""
+    tensors = [t for t in base.tensors() if _is_plain(t) and not t.requires_grad]
+    pair = next(
+        ((a, b) for a, b in itertools.combinations(tensors, 2) if a.shape == b.shape and a.dtype == b.dtype), None
+    )
+    if pair is None:
+        return []
+    first, second = pair
+    shared = first.clone()
+    same = base.map_tensors(lambda t: shared if t is first or t is second else t)
+    return [Case("one tensor as two inputs", same, is_layout=True)]
+
+
+def with_gradients(case: Case) -> Case:
+    """Return a case whose floating inputs require gradients."""
+
+    def require(example: Example) -> Example:
+        return example.map_tensors(
+            lambda t: t.detach().requires_grad_() if t.is_floating_point() or t.is_complex() else t
+        )
+
+    return replace(case, example=require(case.example), redraw=require(case.redraw) if case.redraw else None)
+
+
+def describe_inputs(example: Example) -> str:
+    """Describe inputs in a line, as short as possible."""
+    leaves = pytree.list_named_leaves((example.args, dict(example.kwargs)))
+    return ", ".join(_describe_leaf(leaf) for _, leaf in leaves) or "none"
+
+
+def _describe_leaf(leaf: Any) -> str:
+    if not isinstance(leaf, torch.Tensor):
+        return repr(leaf)[:60]
+    plain = leaf.layout is not torch.strided or leaf.is_contiguous()
+    strides = "" if plain else f" with strides {tuple(leaf.stride())}"
+    return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}{strides}"
+
+
+def take_largest(cases: Sequence[Case]) -> Case:
+    """Return the given case with the most elements."""
+    return max((case for case in cases if case.is_given), key=lambda c: sum(t.numel() for t in c.example.tensors()))

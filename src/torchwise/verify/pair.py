@@ -1,0 +1,478 @@
+"""Judge a candidate against a reference that it never sees: values, gradients, state, and every known trick.
+
+The reference runs here, and the candidate answers as a `Witness`, in this process or in another one. Inputs come from
+`input_cases`. A case that the reference refuses is no fault of the candidate, unless the user gave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from torchwise.errors import BaselineError, InputError, UnsupportedError, format_error
+from torchwise.plan.requirements import Property
+from torchwise.records import Check, CheckName, Figure, Outcome
+from torchwise.records.pair import PairCase
+from torchwise.verify.compare import Sides, compare
+from torchwise.verify.deviation import errors_of, is_rounded, legible
+from torchwise.verify.input_cases import Case, describe_inputs
+from torchwise.verify.leaves import is_value, leaves_of
+from torchwise.verify.noise_floor import Sensitivity
+from torchwise.verify.observe import Observation, observe
+from torchwise.verify.plain_data import with_plain_leaves
+from torchwise.verify.properties import check_batch_invariant, check_deterministic, find_difference
+from torchwise.verify.reference import Reference
+from torchwise.verify.stochastic import MAX_CALLS, MIN_CALLS, collect, is_stochastic, judge
+from torchwise.verify.verify import EPSILON, SUCCESSIVE
+from torchwise.verify.witness import Question, Testimony, Witness, hold_answer, list_kinds, state_of
+from torchwise.workload.module_state import kept_state
+from torchwise.workload.workload import Example
+
+SETTLED_CASES, POISONED_CASES = 2, 3
+"""Cases after whose calls the judge waits, and cases that are answered with all memory full of NaN."""
+TINY_ROUNDINGS = 4.0
+"""Multiple of the least normal number that a denormal answer may be off by, as devices may flush them to zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairSubject:
+    """A reference, a candidate, and the rules by which they are compared.
+
+    Attributes:
+        reference: the callable that is right.
+        witness: the candidate.
+        floor: the reference at the candidate's precision.
+        precision: the precision that the candidate may compute in.
+        tolerance: the relative error that each output may have, for a candidate of other operators, or None.
+        training: whether gradients are compared, too.
+        stochastic: whether answers are random, or None to find out.
+        properties: further promises to check.
+    """
+
+    reference: Callable[..., Any]
+    witness: Witness
+    floor: Callable[..., Any]
+    precision: str = "native"
+    tolerance: float | None = None
+    training: bool = False
+    stochastic: bool | None = None
+    properties: frozenset[Property] = frozenset()
+
+
+@dataclass(slots=True)
+class PairFindings:
+    """The checks that were made, the cases that were tried, and the case that fails."""
+
+    checks: list[Check] = field(default_factory=list)
+    cases: list[PairCase] = field(default_factory=list)
+    failing: Case | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def judge_pair(subject: PairSubject, cases: Sequence[Case]) -> PairFindings:
+    """Compare a candidate with the reference on every case, until a check fails.
+
+    Raises:
+        BaselineError: the reference fails on inputs that the user gave.
+    """
+    findings = PairFindings()
+    judge_of = _Judge(subject, findings, cases)
+    for check in judge_of.run():
+        findings.checks.append(check)
+        if check.outcome is Outcome.FAIL:
+            break
+    return findings
+
+
+def make_case_judge(subject: PairSubject) -> Callable[[Case], Check | None]:
+    """Return a function that judges one case, for the search of the smallest one."""
+    judge_of = _Judge(subject, PairFindings(), ())
+
+    def check(case: Case) -> Check | None:
+        judge_of.learn_state(case.example)
+        return judge_of.check_case(case, 0)
+
+    return check
+
+
+class _Judge:
+    """The checks of one pair."""
+
+    def __init__(self, subject: PairSubject, findings: PairFindings, cases: Sequence[Case]) -> None:
+        self._subject, self._witness, self._findings, self._cases = subject, subject.witness, findings, cases
+        self._reference = Reference(subject.reference, training=subject.training)
+        self._has_own_state = self._witness.adopt(state_of(subject.reference))
+        self._is_stateful = False
+        self._kinds: tuple[str, ...] = ()
+
+    def run(self) -> Iterator[Check]:
+        """Yield each check, cheapest first."""
+        first = self._cases[0]
+        self._refuse_broken_reference(first.example)
+        self.learn_state(first.example)
+        if state_of(self._subject.reference) and not self._has_own_state:
+            self._findings.notes.append(
+                "the candidate's weights have other names or shapes than the reference's, so each keeps its own: "
+                "buffers and gradients of weights are not compared"
+            )
+        if self._draws_random_numbers(first.example):
+            yield from self._check_noise(first)
+        else:
+            yield from self._check_values()
+            yield from self._check_properties()
+        yield self._check_held_answers(first)
+        yield self._check_replaced()
+
+    def learn_state(self, example: Example) -> None:
+        """Find out whether the reference keeps state from call to call."""
+        self._is_stateful = _changes_state(self._subject.reference, example)
+
+    def _refuse_broken_reference(self, example: Example) -> None:
+        copy = example.clone()
+        try:
+            with kept_state(self._subject.reference, copy.args, copy.kwargs):
+                outputs = self._subject.reference(*copy.args, **copy.kwargs)
+        except Exception as error:  # a reference may raise anything
+            raise BaselineError(
+                f"the reference raised {format_error(error)}; its inputs were {describe_inputs(example)}"
+            ) from error
+        self._kinds = list_kinds(outputs)
+        for name, leaf in leaves_of(outputs, "output").named:
+            if not (isinstance(leaf, torch.Tensor) or is_value(leaf)):
+                kind = type(leaf).__qualname__
+                raise InputError(f"the reference's {name} is a {kind}, which cannot be compared: return tensors")
+
+    def _draws_random_numbers(self, example: Example) -> bool:
+        if self._subject.stochastic is not None:
+            return self._subject.stochastic
+
+        def run() -> Any:
+            copy = example.clone()
+            with torch.no_grad():
+                return self._subject.reference(*copy.args, **copy.kwargs)
+
+        return is_stochastic(run, self._subject.reference)[0]
+
+    # Values
+
+    def _check_values(self) -> Iterator[Check]:
+        worst: Check | None = None
+        for number, case in enumerate(self._cases):
+            check = self.check_case(case, number)
+            if check is None:
+                continue
+            self._findings.cases.append(_case_record(case, check))
+            if check.outcome is Outcome.FAIL:
+                self._findings.failing = case
+                yield replace(check, detail=f"{_place(case)}: {check.detail}")
+                return
+            if check.outcome is Outcome.NOT_COMPARABLE:
+                if case.is_given:
+                    yield replace(check, detail=f"{_place(case)}: {check.detail}")
+                    return
+                self._findings.notes.append(f"not comparable with {_place(case)}: {check.detail}")
+            elif worst is None or (check.error or 0.0) > (worst.error or 0.0):
+                worst = check
+        compared = [one for one in self._findings.cases if one.outcome is Outcome.PASS]
+        if worst is None:
+            yield Check(CheckName.VALUES, Outcome.NOT_COMPARABLE, "no case could be compared")
+        else:
+            yield replace(worst, figures={**worst.figures, Figure.SAMPLES: len(compared)})
+        for name in (CheckName.LATE_WORK, CheckName.MEMORY, CheckName.REPEATED_CALLS):
+            yield Check(name, Outcome.PASS, _PASSED[name])
+
+    def check_case(self, case: Case, seed: int) -> Check | None:
+        """Return the check of a case that fails, or that of its values. Return None if both sides refuse it."""
+        native = self._observe_reference(case.example, seed)
+        if native is None:
+            return self._compare_refusals(case, seed)
+        question = Question(
+            case.example,
+            seed,
+            self._subject.training,
+            SUCCESSIVE if self._is_stateful else 1,
+            restores=self._is_stateful,
+            settles=seed < SETTLED_CASES,
+            poisons=0 < len(self._cases) - POISONED_CASES <= seed,
+        )
+        told = self._witness.answer(question)
+        check = self._compare(case, seed, native, told)
+        if check.outcome is Outcome.FAIL:
+            return check
+        if told.late:
+            detail = "an output changes after the call returned: other threads or streams still write to it"
+            return Check(CheckName.LATE_WORK, Outcome.FAIL, detail)
+        if case.is_given and told.kinds != self._kinds:
+            detail = f"the outputs are of class {', '.join(told.kinds)}, the reference's {', '.join(self._kinds)}"
+            return Check(CheckName.STRUCTURE, Outcome.FAIL, detail)
+        if told.faults:
+            return Check(CheckName.SURROUNDINGS, Outcome.FAIL, told.faults[0])
+        return self._check_hidden_state(case, seed, question) or check
+
+    def _check_hidden_state(self, case: Case, seed: int, question: Question) -> Check | None:
+        """Check other values in the same memory, the old values again, and memory full of NaN."""
+        if case.redraw is not None and not self._is_stateful:
+            told = self._witness.answer(replace(question, then=case.redraw, settles=False, poisons=False))
+            for example, observation, which in (
+                (case.redraw, told.again, "of other values in the same memory"),
+                (case.example, told.observation, "of the same values once more"),
+            ):
+                if found := self._find_fault(replace(case, example=example), seed, replace(told, observation=observation)):
+                    return replace(found, name=CheckName.REPEATED_CALLS, detail=f"{which}, {found.detail}")
+        if case.is_given and not question.poisons:
+            told = self._witness.answer(replace(question, poisons=True, settles=False))
+            if found := self._find_fault(case, seed, told):
+                return replace(found, name=CheckName.MEMORY, detail=f"with memory full of NaN, {found.detail}")
+        return None
+
+    def _find_fault(self, case: Case, seed: int, told: Testimony) -> Check | None:
+        """Return the check that fails, or None if nothing is wrong or the reference refuses the inputs."""
+        native = self._observe_reference(case.example, seed)
+        found = None if native is None else self._compare(case, seed, native, told)
+        return found if found is not None and found.outcome is Outcome.FAIL else None
+
+    def _observe_reference(self, example: Example, seed: int, call: Any = None) -> Observation | None:
+        original = self._subject.reference
+        try:
+            found = observe(
+                call or original,
+                original,
+                example,
+                seed=seed,
+                training=self._subject.training,
+                calls=SUCCESSIVE if self._is_stateful else 1,
+            )
+            return with_plain_leaves(found)
+        except Exception:  # a reference may refuse made-up inputs in any way
+            return None
+
+    def _compare_refusals(self, case: Case, seed: int) -> Check | None:
+        """Compare a candidate with a reference that refuses a case."""
+        if case.is_given:
+            return Check(CheckName.ANSWER, Outcome.NOT_COMPARABLE, "the reference fails on it")
+        told = self._witness.answer(Question(case.example, seed, self._subject.training))
+        if told.observation is not None:
+            self._findings.notes.append(f"the reference refuses {_place(case)}, and the candidate answers it")
+        return None
+
+    def _compare(self, case: Case, seed: int, native: Observation, told: Testimony) -> Check:
+        subject = self._subject
+        if told.observation is None:
+            return Check(CheckName.ANSWER, Outcome.FAIL, f"the candidate {told.error or 'does not answer'}")
+        candidate = self._drop_private_state(with_plain_leaves(told.observation), native)
+        if case.is_layout:
+            candidate = _with_strides_of(candidate, native)
+        if Property.BITWISE in subject.properties and (found := find_difference(candidate, native)):
+            return Check(CheckName.BITWISE, Outcome.FAIL, found[0])
+        if subject.tolerance is not None:
+            return _check_tolerance(candidate, native, subject.tolerance)
+        is_plain = subject.floor is subject.reference
+        floor = native if is_plain else self._observe_reference(case.example, seed, subject.floor)
+        if floor is None:
+            detail = f"the reference fails at precision {subject.precision}"
+            return Check(CheckName.VALUES, Outcome.NOT_COMPARABLE, detail)
+        exact = self._reference.observe_example(case.example, seed, native.calls)
+        candidate = _forgive_overflow(candidate, native, exact)
+        if case.is_tiny:
+            candidate = _forgive_flushing(candidate, floor)
+        exact = _with_overflow_of(native, exact)
+        moved = Sensitivity(partial(self._run_in_context, case.example, seed, native.calls))
+        checks = compare(Sides(candidate, native, floor, exact), EPSILON.get(subject.precision), moved)
+        return checks[-1]
+
+    def _run_in_context(self, example: Example, seed: int, calls: int, under: Any) -> Any:
+        floor, original = self._subject.floor, self._subject.reference
+        found = observe(
+            floor, original, example, seed=seed, training=self._subject.training, under=under, calls=calls
+        )
+        return dict(found.leaves)
+
+    def _drop_private_state(self, candidate: Observation, native: Observation) -> Observation:
+        """Leave out a candidate's own caches and counters, and other weights than the reference's."""
+        known = {name for name, _ in native.leaves}
+        private = ("state ", "buffer ", *(() if self._has_own_state else ("gradient of ",)))
+        leaves = [(n, v) for n, v in candidate.leaves if n in known or not n.startswith(private)]
+        told = {name for name, _ in leaves}
+        if not self._has_own_state:
+            names = {n for n in known - told if n.startswith(private) and not n.startswith("gradient of input")}
+            leaves += [(n, v) for n, v in native.leaves if n in names]
+        order = {name: place for place, (name, _) in enumerate(native.leaves)}
+        leaves.sort(key=lambda pair: order.get(pair[0], len(order)))
+        return replace(candidate, leaves=tuple(leaves))
+
+    # Promises
+
+    def _check_properties(self) -> Iterator[Check]:
+        properties = self._subject.properties
+        if Property.BITWISE in properties:
+            yield Check(CheckName.BITWISE, Outcome.PASS, "every bit is the reference's")
+        examples = [case.example for case in self._cases if case.is_given]
+        if Property.DETERMINISTIC in properties:
+            yield check_deterministic(self._observe_candidate, examples)
+        if Property.BATCH_INVARIANT in properties:
+            yield check_batch_invariant(self._observe_candidate, examples, other_sizes=self._observe_candidate)
+
+    def _observe_candidate(self, example: Example, seed: int) -> Observation:
+        """Return the candidate's observation alone.
+
+        Raises:
+            UnsupportedError: it gives none.
+        """
+        told = self._witness.answer(Question(example, seed, self._subject.training, restores=True))
+        if told.observation is None:
+            raise UnsupportedError(f"the candidate {told.error}")
+        return told.observation
+
+    def _check_noise(self, case: Case) -> Iterator[Check]:
+        """Compare distributions: on the first case, whose calls are made one after the other from one seed."""
+
+        def run(call: Callable[..., Any]) -> Any:
+            copy = case.example.clone()
+            with torch.no_grad():
+                return call(*copy.args, **copy.kwargs)
+
+        told = self._witness.answer(Question(case.example, 0, self._subject.training))
+        native = self._observe_reference(case.example, 0)
+        if told.observation is None or native is None:
+            yield Check(CheckName.ANSWER, Outcome.FAIL, f"the candidate {told.error or 'does not answer'}")
+            return
+        candidate = self._drop_private_state(told.observation, native)
+        yield compare(Sides(candidate, native, native, None), None, Sensitivity())[0]
+        with kept_state(self._subject.reference):
+            calibration, tensor_of = collect(partial(run, self._subject.floor), MIN_CALLS, seed=1)
+            eager, _ = collect(partial(run, self._subject.floor), MAX_CALLS, seed=3)
+        own = self._witness.collect_noise(case.example, MAX_CALLS, 2)
+        yield from judge(own, eager, calibration, tensor_of, exact=self._subject.precision == "native")
+
+    def _check_held_answers(self, first: Case) -> Check:
+        second = first.redraw or first.example
+        if problem := self._witness.hold(first.example, second):
+            with kept_state(self._subject.reference):
+                if hold_answer(self._subject.reference, first.example, second):
+                    return Check(CheckName.RETAINED_OUTPUTS, Outcome.PASS, "outputs change as the reference's")
+            return Check(CheckName.RETAINED_OUTPUTS, Outcome.FAIL, problem)
+        return Check(CheckName.RETAINED_OUTPUTS, Outcome.PASS, "outputs stay as they are while later calls are made")
+
+    def _check_replaced(self) -> Check:
+        if replaced := self._witness.list_replaced():
+            detail = f"the candidate replaces {replaced[0]}, which others use"
+            return Check(CheckName.SURROUNDINGS, Outcome.FAIL, detail)
+        return Check(CheckName.SURROUNDINGS, Outcome.PASS, "timers, PyTorch's functions and settings are as they were")
+
+
+_PASSED = {
+    CheckName.LATE_WORK: "no output changes after its call",
+    CheckName.MEMORY: "the answers are the same with all memory full of NaN",
+    CheckName.REPEATED_CALLS: "other values in the same memory, and old ones again, are answered right",
+}
+
+
+def _place(case: Case) -> str:
+    return f"{case.name} ({describe_inputs(case.example)})"
+
+
+def _case_record(case: Case, check: Check) -> PairCase:
+    return PairCase(case.name, describe_inputs(case.example), check.outcome, check.detail, check.error, check.floor)
+
+
+def _changes_state(call: Callable[..., Any], example: Example) -> bool:
+    """Whether a call changes the state that the next one starts from, besides its inputs."""
+    copy = example.clone()
+    with torch.no_grad(), kept_state(call, copy.args, copy.kwargs) as state:
+        call(*copy.args, **copy.kwargs)
+        return any(not path.startswith("input ") for path in state.changes())
+
+
+def _map_tensors(
+    observation: Observation, function: Callable[[str, torch.Tensor], torch.Tensor]
+) -> Observation:
+    leaves = ((name, function(name, v) if isinstance(v, torch.Tensor) else v) for name, v in observation.leaves)
+    return replace(observation, leaves=tuple(leaves))
+
+
+def _with_strides_of(candidate: Observation, native: Observation) -> Observation:
+    """Lay outputs out as the reference's: on unusual layouts a candidate may choose its own."""
+    known = dict(native.leaves)
+
+    def lay_out(name: str, leaf: torch.Tensor) -> torch.Tensor:
+        like = known.get(name)
+        is_same = isinstance(like, torch.Tensor) and like.shape == leaf.shape and like.dtype == leaf.dtype
+        if name not in candidate.outputs or not is_same or like is None or like.layout is not torch.strided:
+            return leaf
+        return torch.empty_like(like).copy_(leaf)
+
+    return _map_tensors(candidate, lay_out)
+
+
+def _forgive_overflow(candidate: Observation, native: Observation, exact: Observation | None) -> Observation:
+    """Accept the reference's own infinities and NaN where float64 has none: both overflow in the same way."""
+    known, wide = dict(native.leaves), dict(exact.leaves) if exact else {}
+
+    def accept(name: str, leaf: torch.Tensor) -> torch.Tensor:
+        own, full = known.get(name), wide.get(name)
+        if not (_is_alike(leaf, own) and _is_alike(leaf, full)):
+            return leaf
+        lost = ~legible(own).isfinite() & legible(full).isfinite()
+        same = lost & ~legible(leaf).isfinite()
+        return torch.where(same, own, leaf) if bool(same.any()) else leaf
+
+    return _map_tensors(candidate, accept)
+
+
+def _with_overflow_of(native: Observation, exact: Observation | None) -> Observation | None:
+    """Take the reference's own values for exact where it overflows, as float64 goes further than its dtype."""
+    if exact is None:
+        return None
+    known = dict(native.leaves)
+
+    def replace_lost(name: str, leaf: torch.Tensor) -> torch.Tensor:
+        own = known.get(name)
+        if not _is_alike(leaf, own):
+            return leaf
+        lost = ~legible(own).isfinite() & legible(leaf).isfinite()
+        return torch.where(lost, own.to(leaf.dtype), leaf) if bool(lost.any()) else leaf
+
+    return _map_tensors(exact, replace_lost)
+
+
+def _is_alike(leaf: torch.Tensor, other: Any) -> Any:
+    return isinstance(other, torch.Tensor) and other.shape == leaf.shape and is_rounded(leaf) and is_rounded(other)
+
+
+def _forgive_flushing(candidate: Observation, floor: Observation) -> Observation:
+    """Take the reference's values where both are zero but for denormal numbers."""
+    known = dict(floor.leaves)
+
+    def accept(name: str, leaf: torch.Tensor) -> torch.Tensor:
+        like = known.get(name)
+        if not _is_alike(leaf, like) or leaf.dtype != like.dtype:
+            return leaf
+        near = (leaf - like).abs() <= TINY_ROUNDINGS * torch.finfo(leaf.dtype).tiny
+        return torch.where(near, like, leaf)
+
+    return _map_tensors(candidate, accept)
+
+
+def _check_tolerance(candidate: Observation, native: Observation, tolerance: float) -> Check:
+    """Check each output's relative error against the allowed one."""
+    structure = compare(Sides(candidate, native, native, None), None, Sensitivity())[0]
+    if structure.outcome is not Outcome.PASS:
+        return structure
+    known, worst = dict(native.leaves), 0.0
+    for name, leaf in candidate.leaves:
+        own = known[name]
+        if not isinstance(leaf, torch.Tensor) or not isinstance(own, torch.Tensor):
+            continue
+        if is_rounded(leaf) and not torch.equal(legible(leaf).isfinite(), legible(own).isfinite()):
+            return Check(CheckName.VALUES, Outcome.FAIL, f"{name} has other infinities or NaN than the reference")
+        error = errors_of(leaf, own).rms
+        if error > tolerance:
+            detail = f"{name} is off by {error:.2g} (root mean square), and {tolerance:g} is allowed"
+            return Check(CheckName.VALUES, Outcome.FAIL, detail, error, figures={Figure.LIMIT: tolerance})
+        worst = max(worst, error)
+    detail = f"error {worst:.2g} against the reference, and {tolerance:g} is allowed"
+    return Check(CheckName.VALUES, Outcome.PASS, detail, worst, figures={Figure.LIMIT: tolerance})

@@ -1,0 +1,274 @@
+"""Question a candidate: everything that its own process tells a judge, who never runs it.
+
+Each answer is an observation as data. A judge that holds the reference compares them elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from torchwise.errors import format_error
+from torchwise.records import Outcome
+from torchwise.verify.leaves import leaves_of
+from torchwise.verify.observe import Observation, observe
+from torchwise.verify.spot_check import check_retained_outputs
+from torchwise.verify.stochastic import Samples, collect
+from torchwise.verify.surroundings import Surroundings, read_generators
+from torchwise.workload import pytree
+from torchwise.workload.workload import Example
+
+SETTLE_S = 0.03
+"""Seconds after a call in which work that it left to others would still change the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One call to observe.
+
+    Attributes:
+        example: the inputs.
+        seed: seed of all generators before the call.
+        training: whether to run a backward pass, too.
+        calls: successive calls to make.
+        restores: whether to restore all state of a model afterwards. Its weights and buffers always are.
+        then: other values in the same form, to be answered next in the very memory of the first, or None.
+        poisons: whether to fill all memory that the candidate allocates with NaN.
+        settles: whether to wait, and to see whether the answer still changes.
+    """
+
+    example: Example
+    seed: int = 0
+    training: bool = False
+    calls: int = 1
+    restores: bool = False
+    then: Example | None = None
+    poisons: bool = False
+    settles: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Testimony:
+    """The answer to a question.
+
+    Attributes:
+        observation: everything that the call did, or None if it raised.
+        again: the same for the values that came next in the same memory.
+        error: the exception that the candidate raised, or "".
+        faults: what the call did to its surroundings, in words.
+        late: whether the answer changed after the call.
+        kinds: the classes of the tensors that the call returned.
+    """
+
+    observation: Observation | None
+    again: Observation | None = None
+    error: str = ""
+    faults: tuple[str, ...] = ()
+    late: bool = False
+    kinds: tuple[str, ...] = ()
+
+
+class Witness(Protocol):
+    """A candidate that can be questioned, in this process or in another one."""
+
+    def list_replaced(self) -> tuple[str, ...]:
+        """List the functions of Python, PyTorch and Torchwise that the candidate has replaced."""
+        ...
+
+    def adopt(self, state: dict[str, torch.Tensor]) -> bool:
+        """Take over the reference's weights and buffers. Return whether the candidate has the same ones."""
+        ...
+
+    def answer(self, question: Question) -> Testimony:
+        """Make the calls of a question."""
+        ...
+
+    def hold(self, first: Example, second: Example) -> str:
+        """Keep an answer while other calls are made. Return how it changed, or ""."""
+        ...
+
+    def collect_noise(self, example: Example, calls: int, seed: int) -> Samples:
+        """Return the answers of successive calls as a matrix, for a candidate that draws random numbers."""
+        ...
+
+
+class LocalWitness:
+    """A candidate in this process.
+
+    Args:
+        call: the candidate.
+        before: the surroundings before its code was loaded, or None to start from the present ones.
+    """
+
+    def __init__(self, call: Callable[..., Any], before: Surroundings | None = None) -> None:
+        self._call = call
+        self._surroundings = before or Surroundings()
+        self._module = call if isinstance(call, torch.nn.Module) else None
+        self._start: dict[str, torch.Tensor] = {}
+        self._surroundings.accept_settings()
+
+    def adopt(self, state: dict[str, torch.Tensor]) -> bool:
+        """Take over the reference's weights and buffers, if their names and shapes are the same."""
+        own = _state_of(self._module)
+        if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in state.items()}:
+            self._start = {name: tensor.detach().clone() for name, tensor in own.items()}
+            return False
+        self._start = {name: tensor.detach().clone() for name, tensor in state.items()}
+        return True
+
+    def answer(self, question: Question) -> Testimony:
+        """Make the calls of a question, and tell the candidate's errors as part of the answer."""
+        outputs: list[Any] = []
+        faults: list[str] = []
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            before = read_generators()
+            outputs.append(self._call(*args, **kwargs))
+            if read_generators() != before:
+                faults.append("it draws random numbers")
+            return outputs[-1]
+
+        try:
+            self._restart()
+            with poison_memory() if question.poisons else contextlib.nullcontext():
+                first, again = self._observe(call, question)
+        except Exception as error:  # a candidate may raise anything
+            return Testimony(None, error=format_error(error), faults=self._list_faults(faults))
+        late = question.settles and again is None and self._changes_late(first, outputs[-1])
+        return Testimony(first, again, "", self._list_faults(faults), late, list_kinds(outputs[-1]))
+
+    def _observe(self, call: Callable[..., Any], question: Question) -> tuple[Observation, Observation | None]:
+        original = self._module or _without_state
+        example = _Reused(question.example)
+
+        def run(inputs: Any) -> Observation:
+            return observe(
+                call,
+                original,
+                inputs,
+                seed=question.seed,
+                training=question.training,
+                calls=question.calls,
+                restores=question.restores,
+            )
+
+        first = run(example)
+        if question.then is None:
+            return first, None
+        self._restart()
+        example.refill(question.then)
+        return first, run(example)
+
+    def _restart(self) -> None:
+        """Restore weights and buffers, and nothing else: a cache shows only if it is left alone."""
+        with torch.no_grad():
+            for name, tensor in _state_of(self._module).items():
+                if name in self._start and not torch.equal(tensor, self._start[name]):
+                    tensor.copy_(self._start[name])
+
+    def _changes_late(self, observation: Observation, outputs: Any) -> bool:
+        """Whether the last answer changes while nothing is called: other threads or streams still write to it."""
+        time.sleep(SETTLE_S)
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        known = [leaf for name, leaf in observation.leaves if name in observation.outputs]
+        now = leaves_of(outputs).tensors
+        then = [leaf for leaf in known if isinstance(leaf, torch.Tensor)][-len(now) :] if now else []
+        return not all(pytree.equal(a, b) for a, b in zip(now, then, strict=True))
+
+    def _list_faults(self, faults: list[str]) -> tuple[str, ...]:
+        settings = [f"it changes PyTorch's {name}" for name in self._surroundings.list_changed_settings()]
+        return tuple(dict.fromkeys([*faults, *settings]))
+
+    def list_replaced(self) -> tuple[str, ...]:
+        """List the functions that the candidate has replaced since before it was loaded."""
+        return tuple(self._surroundings.list_replaced())
+
+    def hold(self, first: Example, second: Example) -> str:
+        """Keep an answer while other calls are made. Return how it changed, or ""."""
+        return hold_answer(self._call, first, second)
+
+    def collect_noise(self, example: Example, calls: int, seed: int) -> Samples:
+        """Return the answers of successive calls as a matrix."""
+
+        def run() -> Any:
+            copy = example.clone()
+            with torch.no_grad():
+                return self._call(*copy.args, **copy.kwargs)
+
+        self._restart()
+        return np.asarray(collect(run, calls, seed)[0])
+
+
+def hold_answer(call: Callable[..., Any], first: Example, second: Example) -> str:
+    """Keep an answer while other calls are made. Return how it changed, or ""."""
+    try:
+        check = check_retained_outputs(call, _answer_anew, first, second)
+    except Exception as error:  # a candidate may raise anything
+        return f"it raised {format_error(error)}"
+    return "" if check.outcome is Outcome.PASS else check.detail
+
+
+def list_kinds(outputs: Any) -> tuple[str, ...]:
+    """Return the classes of the tensors of an answer."""
+    return tuple(type(tensor).__qualname__ for tensor in leaves_of(outputs).tensors)
+
+
+def _without_state(*_args: Any, **_kwargs: Any) -> None:
+    """Stand for a function whose state is its own business."""
+
+
+def _answer_anew(*_args: Any, **_kwargs: Any) -> Any:
+    """Stand for a reference whose answers neither change nor share memory."""
+    return torch.zeros(1)
+
+
+def _state_of(module: torch.nn.Module | None) -> dict[str, torch.Tensor]:
+    return dict(module.state_dict(keep_vars=True)) if module is not None else {}
+
+
+def state_of(call: Any) -> dict[str, torch.Tensor]:
+    """Return copies of a model's weights and buffers by name, or nothing for a function."""
+    module = call if isinstance(call, torch.nn.Module) else None
+    return {name: tensor.detach().clone() for name, tensor in _state_of(module).items()}
+
+
+class _Reused:
+    """An example whose copies are one and the same, so that new values come in the memory of the old ones."""
+
+    def __init__(self, example: Example) -> None:
+        self._copy = example.clone()
+
+    def clone(self) -> Example:
+        """Return the only copy, with the containers of its own."""
+        return replace(self._copy, kwargs=dict(self._copy.kwargs))
+
+    def refill(self, other: Example) -> None:
+        """Write other values into its tensors."""
+        with torch.no_grad():
+            for tensor, value in zip(self._copy.tensors(), other.tensors(), strict=True):
+                pytree.base_of(tensor.detach()).copy_(pytree.base_of(value.detach()))
+                tensor.grad = None
+
+
+@contextlib.contextmanager
+def poison_memory() -> Iterator[None]:
+    """Fill all memory that PyTorch allocates without values with NaN, or with the largest whole number."""
+    was_on, warned = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(was_on, warn_only=warned)
+            torch.utils.deterministic.fill_uninitialized_memory = fills
