@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torchwise.diagnose.batches import fit_batch
     from torchwise.diagnose.bisect import bisect
     from torchwise.diagnose.explain import explain
+    from torchwise.diagnose.pair import verify
     from torchwise.diagnose.trace import watch
     from torchwise.errors import (
         BaselineError,
@@ -149,12 +150,16 @@ __all__ = [
     "tune_program",
     "unfreeze",
     "unwrap",
+    "verify",
     "watch",
 ]
 
 _FORMER_PACKAGES = [name.removeprefix("torchwise.") for name in FORMER if name.count(".") == 1]
-_PACKAGES = ("artifact", "bucketing", "components", "errors", "lock", "training", "zoo", *_FORMER_PACKAGES)
-"""Packages with names of their own, such as `torchwise.training.tune`, and those by their former names."""
+_PACKAGES = ("artifact", "bucketing", "components", "errors", "lock", "training", "verify", "zoo", *_FORMER_PACKAGES)
+"""Packages with names of their own, such as `torchwise.training.tune`, and those by their former names.
+
+`torchwise.verify` is a package that is called like a function.
+"""
 _load = load_attributes(__name__, _HOMES, {"Legality": "Numerics"})
 install()
 

@@ -21,7 +21,9 @@ Side = "a function, a model, or a factory of one: package.module:name or path/fi
 
 
 def verify(
-    reference: Annotated[str, typer.Argument(help=f"The side that is right: {Side}. A factory may return inputs, too.")],
+    reference: Annotated[
+        str, typer.Argument(help=f"The side that is right: {Side}. A factory may return inputs, too.")
+    ],
     candidate: Annotated[str, typer.Argument(help=f"The side to prove: {Side}.")],
     inputs: Annotated[
         list[str] | None,
@@ -54,7 +56,9 @@ def verify(
         ),
     ] = None,
     bitwise: Annotated[bool, typer.Option("--bitwise", help="Require the reference's bits.")] = False,
-    deterministic: Annotated[bool, typer.Option("--deterministic", help="Require the same bits in every call.")] = False,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Require the same bits in every call.")
+    ] = False,
     batch_invariant: Annotated[
         bool, typer.Option("--batch-invariant", help="Require the same bits for a sample in a batch of any size.")
     ] = False,

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -86,7 +86,9 @@ class PairRequest:
         if self.allow is Numerics.SUBSTITUTED and self.workload.tolerance is None:
             raise InputError("substituted operators are allowed, but no tolerance is given: give one, such as 0.01")
         if self.workload.tolerance is not None and self.allow is not Numerics.SUBSTITUTED:
-            raise InputError("a tolerance is given, but only a candidate of substituted operators may use it: allow them")
+            raise InputError(
+                "a tolerance is given, but only a candidate of substituted operators may use it: allow them"
+            )
         if self.inputs:
             InputDescription.parse(self.inputs)
 

@@ -37,8 +37,9 @@ from torchwise.verify.input_description import InputDescription
 from torchwise.verify.kept_answers import check_timed_answers
 from torchwise.verify.pair import PairFindings, PairSubject, judge_pair, make_case_judge
 from torchwise.verify.pair_steps import judge_steps
-from torchwise.verify.shrink import Shrinker
+from torchwise.verify.shrink import MAX_S, Shrinker
 from torchwise.verify.surroundings import Surroundings
+from torchwise.verify.witness import vary_weights
 from torchwise.workload import Example, Workload
 from torchwise.workload.pair_side import PairSide, load_side
 from torchwise.workload.train_step import TrainStep
@@ -63,6 +64,7 @@ class PairJob(DerivedJob):
         trains: whether models are put into training mode.
         limit_s: seconds for each answer of the candidate.
         repro: .py file for a program that shows a difference, or "".
+        shrink_s: seconds to look for the smallest inputs that fail.
     """
 
     FUNCTION = "torchwise.trial.pair:{0.step}"
@@ -78,6 +80,7 @@ class PairJob(DerivedJob):
     trains: bool = False
     limit_s: float = 60.0
     repro: str = ""
+    shrink_s: float = MAX_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,8 @@ def judge_job(job: PairJob, stage: Stage) -> PairJudgement:
         if isinstance(reference.call, TrainStep):
             return _judge_step(job, reference, stage)
         witness.load()
+        if shares_weights := not any(job.sources):
+            vary_weights(reference.call, job.job.workload.seed)
         cases = _make_cases(job, reference)
         stage(WorkerStage.VERIFY)
         subject = PairSubject(
@@ -119,9 +124,10 @@ def judge_job(job: PairJob, stage: Stage) -> PairJudgement:
             job.job.workload.mode == "training",
             job.stochastic,
             frozenset(job.properties),
+            shares_weights,
         )
         findings = judge_pair(subject, cases)
-        failing = _shrink(job, subject, findings, reference) if findings.failing else None
+        failing = _shrink(job, subject, findings) if findings.failing else None
         return PairJudgement(tuple(findings.checks), tuple(findings.cases), failing, tuple(findings.notes))
     finally:
         witness.close()
@@ -220,16 +226,16 @@ def _make_floor(job: PairJob, call: Callable[..., Any], case: Case) -> Callable[
     return compile_plan(call, plan, case.example, device=job.job.workload.device, mode=job.job.workload.mode).call
 
 
-def _shrink(job: PairJob, subject: PairSubject, findings: PairFindings, reference: PairSide) -> FailingInput:
+def _shrink(job: PairJob, subject: PairSubject, findings: PairFindings) -> FailingInput:
     """Find the smallest inputs that fail, and write a program that shows it."""
     first = findings.failing
     assert first is not None
-    shrinker = Shrinker(make_case_judge(subject), findings.checks[-1])
+    shrinker = Shrinker(make_case_judge(subject), findings.checks[-1], job.shrink_s)
     smallest = shrinker.shrink(first)
     found = FailingInput(
         describe_inputs(smallest.example), describe_inputs(first.example), shrinker.check.detail, shrinker.tried
     )
-    if not job.repro or None not in job.sources and any(job.sources):
+    if not job.repro or any(job.sources):
         return found
     targets = (job.job.workload.target, job.candidate)
     written = write_repro(job.repro, targets, smallest, shrinker.check, job.job.workload, trains=job.trains)
@@ -288,4 +294,3 @@ def _timed_workload(job: PairJob, reference: PairSide) -> Workload:
 
 def _fresh_cases(job: PairJob, reference: PairSide) -> Sequence[Case]:
     return [case for case in _make_cases(job, reference) if case.is_given]
-

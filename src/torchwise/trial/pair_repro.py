@@ -14,9 +14,11 @@ from torchwise.errors import first_line
 from torchwise.plan.workload_spec import WorkloadSpec, split
 from torchwise.records import Check, CheckName, Figure
 from torchwise.verify.input_cases import Case
+from torchwise.verify.witness import WEIGHT_CHANGE
 from torchwise.workload import pytree
 from torchwise.workload.pair_side import is_factory
 from torchwise.workload.target import find_factory
+from torchwise.workload.workload import Example
 
 SHOWN = (
     *(CheckName.VALUES, CheckName.STRUCTURE, CheckName.STRIDES, CheckName.ANSWER, CheckName.REPEATED_CALLS),
@@ -50,6 +52,8 @@ def write_repro(
         limit=limit,
         poisons=check.name == CheckName.MEMORY,
         mark=MARK,
+        seed=spec.seed,
+        change=WEIGHT_CHANGE,
     )
     Path(file).write_text(text, encoding="utf-8")
     return True
@@ -88,13 +92,15 @@ def _write_inputs(case: Case) -> tuple[str, list[torch.Tensor]]:
             if id(tensor) not in known:
                 known[id(tensor)] = f"x{number}_{len(known)}"
                 lines.append(f"{known[id(tensor)]} = {_write_tensor(tensor, large)}")
-        args, kwargs = pytree.map_tensors(
-            lambda t, known=known: _Name(known[id(t)]), (example.args, dict(example.kwargs))
-        )
-        lines.append(f"inputs{number} = {args!r}, {kwargs!r}")
+        lines.append(f"inputs{number} = {_name_tensors(example, known)}")
         names.append(f"inputs{number}")
     lines.append(f"return [{', '.join(names)}]")
     return "\n".join(["large = torch.load(LARGE)", *lines] if large else lines), large
+
+
+def _name_tensors(example: Example, known: dict[int, str]) -> str:
+    args, kwargs = pytree.map_tensors(lambda t: _Name(known[id(t)]), (example.args, dict(example.kwargs)))
+    return f"{args!r}, {kwargs!r}"
 
 
 class _Name:
@@ -252,7 +258,13 @@ def main():
     if isinstance(reference, torch.nn.Module) and isinstance(candidate, torch.nn.Module):
         state = reference.state_dict()
         if {{n: t.shape for n, t in state.items()}} == {{n: t.shape for n, t in candidate.state_dict().items()}}:
-            candidate.load_state_dict(state)
+            generator = torch.Generator().manual_seed({seed})
+            with torch.no_grad():  # other weights than a candidate may have kept
+                for weight in reference.parameters():
+                    if weight.requires_grad and weight.is_floating_point():
+                        factor = 1 + {change} * torch.randn(weight.shape, generator=generator)
+                        weight.mul_(factor.to(weight.device, weight.dtype))
+            candidate.load_state_dict(reference.state_dict())
     right = run(reference)
     if {poisons}:
         torch.use_deterministic_algorithms(True, warn_only=True)

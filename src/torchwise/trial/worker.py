@@ -191,12 +191,18 @@ def _become_leader() -> None:
     with contextlib.suppress(OSError):  # already a leader
         os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this process
+    end_with_parent()
     if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
         # If memory runs out, let the kernel end the candidate and not the user's program.
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
+
+
+def end_with_parent() -> None:
+    """Have the kernel end this process with its parent, where it can."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def _follow_parent(connection: Connection) -> None:

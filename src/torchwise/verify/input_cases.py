@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from torchwise.verify.input_description import InputDescription, PlainInput, TensorInput
-from torchwise.verify.observe import draws
+from torchwise.verify.observe import further
+from torchwise.verify.value_edges import VALUE_EDGES, Fill
 from torchwise.workload import pytree
 from torchwise.workload.workload import Example, Workload, resize_example
 
@@ -24,8 +25,6 @@ SIZES = (1, 2, 3, 7, 8, 31, 33, 64, 97, 127, 128, 129, 257)
 """Sizes to try: one, odd and prime ones, and those around the edges of tiles."""
 USUAL_SIZE = 13
 """Size of a dimension while another one varies: a prime."""
-LARGE = {"float16": 1e3, "bfloat16": 1e15, "float32": 1e15, "float64": 1e120, "complex64": 1e15, "complex128": 1e120}
-"""Large magnitudes, whose squares overflow in half of the dtypes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +35,7 @@ class Case:
         name: what is special about it.
         example: the inputs.
         redraw: other values in the same form, or None if there are none.
+        near: values that a careless key takes for the same.
         is_given: whether the user gave it, so that the reference must answer it.
         is_layout: whether its tensors are laid out in an unusual way.
         is_tiny: whether its values are denormal numbers, which a device may treat as zero.
@@ -44,20 +44,18 @@ class Case:
     name: str
     example: Example
     redraw: Example | None = None
+    near: tuple[Example, ...] = ()
     is_given: bool = False
     is_layout: bool = False
     is_tiny: bool = False
 
 
-Fill = Callable[[torch.Tensor], torch.Tensor]
-
-
 def cases_of_examples(workload: Workload, seed: int) -> list[Case]:
     """Return the given examples with other values, layouts and batch sizes. Values stay within those of the example."""
-    examples = workload.examples
-    redrawn = draws(replace_seed(workload, seed), 2)[len(examples) :] or list(examples)
+    examples, hidden = workload.examples, seed % 2**31
+    redrawn = list(further(workload, (hidden, hidden + 1))) or list(examples)
     found = [
-        Case("the example" if len(examples) == 1 else f"example {number}", example, redrawn[number % len(redrawn)], True)
+        _make_given(number if len(examples) > 1 else 0, example, redrawn[number % len(redrawn)])
         for number, example in enumerate(examples, 1)
     ]
     found += [Case("other values", redrawn[-1], redrawn[0])]
@@ -67,13 +65,12 @@ def cases_of_examples(workload: Workload, seed: int) -> list[Case]:
             found.append(Case(f"batch of {size}", resize_example(base, 0, size)))
         except Exception:  # inputs without a common batch, which only the model understands
             break
-    return [*found, *_layout_cases(base)]
+    return [*found, *_layout_cases(base, VALUES_KEPT)]
 
 
-def replace_seed(workload: Workload, seed: int) -> Workload:
-    """Return a workload whose further draws are those of a hidden seed."""
-    reseed = workload.reseed
-    return replace(workload, reseed=(lambda number: reseed(seed + number)) if reseed else None)
+def _make_given(number: int, example: Example, redraw: Example) -> Case:
+    name = f"example {number}" if number else "the example"
+    return Case(name, example, redraw, list_near(example)[:1], is_given=True)
 
 
 def cases_of_description(description: InputDescription, seed: int, device: str = "cpu") -> list[Case]:
@@ -102,7 +99,9 @@ class _Drawer:
 
     def draw_cases(self) -> Iterator[Case]:
         sizes = self.description.sizes
-        usual = {name: min(max(USUAL_SIZE + number, low), high) for number, (name, (low, high)) in enumerate(sizes.items())}
+        usual = {
+            name: min(max(USUAL_SIZE + number, low), high) for number, (name, (low, high)) in enumerate(sizes.items())
+        }
         yield self._draw("usual sizes", usual, is_given=True)
         for name, (low, high) in sizes.items():
             for size in sorted({low, *(s for s in SIZES if low < s < high), high} - {usual[name]}):
@@ -112,7 +111,9 @@ class _Drawer:
             yield self._draw("all sizes at their least", {name: low for name, (low, _) in sizes.items()})
         yield from self._value_cases(usual)
         plain = self._draw("", usual).example
-        yield from _layout_cases(plain)
+        has_structure = any(one.structure for one in self._tensors)
+        yield from _layout_cases(plain, VALUES_KEPT if has_structure else _LAYOUTS)
+        yield from () if has_structure else _alias_cases(plain)
 
     def count_elements(self, sizes: dict[str, int]) -> int:
         """Return the number of elements of the largest tensor."""
@@ -124,7 +125,8 @@ class _Drawer:
 
     def _draw(self, name: str, sizes: dict[str, int], *, is_given: bool = False) -> Case:
         first, second = (self.draw_example(sizes) for _ in range(2))
-        return Case(name, first, second, is_given)
+        near = list_near(first) if is_given and not any(one.structure for one in self._tensors) else ()
+        return Case(name, first, second, near, is_given)
 
     def draw_example(self, sizes: dict[str, int], fills: dict[str, Fill] | None = None) -> Example:
         """Return inputs of these sizes, with special values in those inputs that have a fill."""
@@ -135,12 +137,13 @@ class _Drawer:
                 continue
             generator = torch.Generator().manual_seed((self.seed + 7919 * next(self._count)) % 2**62)
             tensor = draw_tensor(one, sizes, generator)
-            values.append((fills or {}).get(one.name, lambda t: t)(tensor).to(self.device))
+            fill = (fills or {}).get(one.name)
+            values.append((fill(tensor) if fill else tensor).to(self.device))
         return Example(tuple(values))
 
     def _value_cases(self, sizes: dict[str, int]) -> Iterator[Case]:
         """Yield edges of values: in all inputs together first, then in each alone."""
-        for kind in _KINDS:
+        for kind in VALUE_EDGES:
             fills = {one.name: fill for one in self._tensors if (fill := kind.fill_of(one)) is not None}
             if not fills:
                 continue
@@ -208,105 +211,18 @@ def _count_elements(one: TensorInput, sizes: dict[str, int]) -> int:
     return count
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """A kind of special values: `fill_of` returns how to fill an input, or None if the input cannot hold them."""
-
-    name: str
-    fill_of: Callable[[TensorInput], Fill | None]
-
-
-def _constant(value: float) -> Callable[[TensorInput], Fill | None]:
-    def fill_of(one: TensorInput) -> Fill | None:
-        low, high = one.low, one.high
-        if one.structure or (low is not None and high is not None and not low <= value <= high):
-            return None
-        return lambda tensor: torch.full_like(tensor, value)
-
-    return fill_of
-
-
-def _bound(pick: Callable[[float, float], float]) -> Callable[[TensorInput], Fill | None]:
-    def fill_of(one: TensorInput) -> Fill | None:
-        if one.structure or one.low is None or one.high is None:
-            return None
-        low, high = one.low, one.high
-        return lambda tensor: torch.full_like(tensor, pick(low, high))
-
-    return fill_of
-
-
-def _free(fill: Callable[[torch.Tensor, TensorInput], torch.Tensor]) -> Callable[[TensorInput], Fill | None]:
-    """Return fills for floating inputs whose values have neither a range nor a structure."""
-
-    def fill_of(one: TensorInput) -> Fill | None:
-        is_free = one.low is None and not one.structure and one.dtype.startswith(("float", "bfloat", "complex"))
-        return (lambda tensor: fill(tensor, one)) if is_free else None
-
-    return fill_of
-
-
-def _sprinkle(*values: float) -> Callable[[torch.Tensor, TensorInput], torch.Tensor]:
-    """Return a fill that puts a few special values among the others: at the last place too, where tiles end."""
-
-    def fill(tensor: torch.Tensor, _one: TensorInput) -> torch.Tensor:
-        flat = tensor.clone().flatten()
-        for number, value in enumerate(values):
-            flat[number :: max(len(values) * 11, 1)] = value
-        if flat.numel():
-            flat[-1] = values[-1]
-        return flat.view(tensor.shape)
-
-    return fill
-
-
-def _repeat_values(one: TensorInput) -> Fill | None:
-    if one.structure not in ("", "sorted") or one.dtype == "bool":
-        return None
-
-    def fill(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dim() == 0 or tensor.numel() == 0:
-            return tensor
-        places = torch.arange(tensor.shape[-1]) // 4 * 4
-        return tensor[..., places]
-
-    return fill
-
-
-def _sort_values(tensor: torch.Tensor, _one: TensorInput) -> torch.Tensor:
-    return tensor if tensor.is_complex() or tensor.dim() == 0 else tensor.sort(dim=-1, descending=True).values
-
-
-_KINDS = (
-    _Kind("zeros", _constant(0.0)),
-    _Kind("ones", _constant(1.0)),
-    _Kind("the least value", _bound(lambda low, _: low)),
-    _Kind("the largest value", _bound(lambda _, high: high)),
-    _Kind("duplicates", _repeat_values),
-    _Kind("falling values", _free(_sort_values)),
-    _Kind("negative values", _free(lambda t, _: -t.abs())),
-    _Kind("an offset", _free(lambda t, _: t + 100)),
-    _Kind("large magnitude", _free(lambda t, one: t * LARGE[one.dtype])),
-    _Kind("denormal numbers", _free(lambda t, _: t * torch.finfo(t.dtype).tiny * 0.1)),
-    _Kind("negative zeros", _free(_sprinkle(-0.0, 0.0))),
-    _Kind("infinities", _free(_sprinkle(torch.inf, -torch.inf))),
-    _Kind("NaN", _free(_sprinkle(torch.nan))),
-)
-
-
-def _layout_cases(base: Example) -> list[Case]:
-    """Return the inputs in unusual layouts with the same values, and inputs that share memory."""
+def _layout_cases(base: Example, layouts: Sequence[tuple[str, Fill]]) -> list[Case]:
+    """Return the inputs in unusual layouts."""
     found = []
-    for name, lay_out in _LAYOUTS:
+    for name, lay_out in layouts:
         laid = _map_in_order(base, lay_out)
         if any(a.stride() != b.stride() or a.storage_offset() != b.storage_offset() for a, b in _pairs(laid, base)):
             found.append(Case(name, laid, is_layout=True))
-    found += _alias_cases(base)
     return found
 
 
 def _map_in_order(example: Example, function: Callable[[torch.Tensor], torch.Tensor]) -> Example:
-    return example.map_tensors(lambda t: function(t.detach()).requires_grad_(t.requires_grad))
+    return example.map_tensors(_keeping_gradient(function))
 
 
 def _pairs(one: Example, other: Example) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -357,10 +273,14 @@ def _overlapping(tensor: torch.Tensor) -> torch.Tensor:
     return line.as_strided((rows, columns), (1, 1))
 
 
-_LAYOUTS: tuple[tuple[str, Fill], ...] = (
+VALUES_KEPT: tuple[tuple[str, Fill], ...] = (
     ("strided inputs", _strided),
     ("transposed inputs", _transposed),
     ("inputs at an odd offset", _shifted),
+)
+"""Layouts in which all values stay as they are, as inputs may have a structure."""
+_LAYOUTS: tuple[tuple[str, Fill], ...] = (
+    *VALUES_KEPT,
     ("expanded inputs", _expanded),
     ("overlapping windows", _overlapping),
 )
@@ -388,7 +308,44 @@ def with_gradients(case: Case) -> Case:
             lambda t: t.detach().requires_grad_() if t.is_floating_point() or t.is_complex() else t
         )
 
-    return replace(case, example=require(case.example), redraw=require(case.redraw) if case.redraw else None)
+    return map_examples(case, require)
+
+
+def map_examples(case: Case, function: Callable[[Example], Example]) -> Case:
+    """Return a case with a function applied to each of its examples."""
+    redraw = function(case.redraw) if case.redraw is not None else None
+    return replace(case, example=function(case.example), redraw=redraw, near=tuple(map(function, case.near)))
+
+
+def list_near(example: Example) -> tuple[Example, ...]:
+    """Return inputs that a careless key takes for the same: permuted values, and one last value that differs."""
+    found = []
+    for change in (_permute, _change_last):
+        near = example.map_tensors(_keeping_gradient(change))
+        if any(not pytree.equal(a, b) for a, b in _pairs(near, example)):
+            found.append(near)
+    return tuple(found)
+
+
+def _keeping_gradient(function: Fill) -> Fill:
+    return lambda tensor: function(tensor.detach()).requires_grad_(tensor.requires_grad)
+
+
+def _permute(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values of a floating tensor in another order, but for the first one."""
+    if not (tensor.is_floating_point() and _is_plain(tensor)) or tensor.numel() < 3:
+        return tensor.clone()
+    flat = tensor.flatten().clone()
+    flat[1:] = flat[1:].flip(0)
+    return pytree.copy_of(tensor).copy_(flat.view(tensor.shape))
+
+
+def _change_last(tensor: torch.Tensor) -> torch.Tensor:
+    if not (tensor.is_floating_point() and _is_plain(tensor)):
+        return tensor.clone()
+    changed = pytree.copy_of(tensor)
+    changed[(-1,) * tensor.dim()] = tensor.flatten()[0]
+    return changed
 
 
 def describe_inputs(example: Example) -> str:

@@ -123,9 +123,7 @@ def _parse_dim(line: str, text: str) -> int | str:
     raise InputError(f"a dimension of {line!r} is {text!r}, but must be a whole number or a name such as n")
 
 
-def _parse_rest(
-    line: str, rest: str, sizes: dict[str, tuple[int, int]]
-) -> tuple[float | None, float | None, str]:
+def _parse_rest(line: str, rest: str, sizes: dict[str, tuple[int, int]]) -> tuple[float | None, float | None, str]:
     """Read ranges of sizes, the range of values, and the structure."""
     low: float | None = None
     high: float | None = None

@@ -52,7 +52,10 @@ def _adopt(base: TrainStep, candidate: TrainStep) -> None:
         other = candidate.modules().get(name)
         own = {n: t.shape for n, t in module.state_dict().items()}
         if other is None or own != {n: t.shape for n, t in other.state_dict().items()}:
-            raise InputError(f"the candidate's {name} has other weights than the reference's, so no step can be compared")
+            raise InputError(
+                f"the candidate's {name} has other weights than the reference's, so no step can be compared"
+            )
         other.load_state_dict(module.state_dict())
     if base.optimizer.state:
-        candidate.optimizer.load_state_dict(base.optimizer.state_dict())
+        own = candidate.optimizer.state_dict()["param_groups"]  # rates and such are what is judged
+        candidate.optimizer.load_state_dict({"state": base.optimizer.state_dict()["state"], "param_groups": own})

@@ -23,7 +23,7 @@ def with_plain_leaves(one: Observation) -> Observation:
 
 def _to_plain(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
-        return leaf if type(leaf) is torch.Tensor else leaf.detach().as_subclass(torch.Tensor)  # type: ignore[arg-type]
+        return leaf if type(leaf) is torch.Tensor else leaf.detach().as_subclass(torch.Tensor)
     if type(leaf) in PLAIN:
         return leaf
     kind = type(leaf).__qualname__

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from torchwise.records import Check, CheckName, Outcome
-from torchwise.verify.input_cases import Case
+from torchwise.verify.input_cases import Case, map_examples
 from torchwise.workload import pytree
 from torchwise.workload.workload import Example
 
@@ -45,13 +45,13 @@ class Shrinker:
         while (smaller := self._step(case, _cuts(case))) is not case:
             case = smaller
         if case.redraw is None or not self._needs_redraw(case):
-            case = replace(case, redraw=None) if case.redraw is not None else case
+            case = replace(case, redraw=None, near=()) if case.redraw is not None else case
             while (simpler := self._step(case, _simpler_values(case))) is not case:
                 case = simpler
         return case
 
     def _needs_redraw(self, case: Case) -> bool:
-        return self._step(case, iter([replace(case, redraw=None)])) is case
+        return self._step(case, iter([replace(case, redraw=None, near=())])) is case
 
     def _step(self, case: Case, attempts: Iterator[Case]) -> Case:
         """Return the first attempt that fails, or the case itself."""
@@ -69,10 +69,6 @@ class Shrinker:
         return case
 
 
-def _map_both(case: Case, function: Callable[[Example], Example]) -> Case:
-    return replace(case, example=function(case.example), redraw=function(case.redraw) if case.redraw else None)
-
-
 def _keep_gradient(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda tensor: function(tensor.detach()).requires_grad_(tensor.requires_grad)
 
@@ -80,7 +76,7 @@ def _keep_gradient(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable
 def _plain_layouts(case: Case) -> Iterator[Case]:
     plain = _keep_gradient(lambda t: t.clone(memory_format=torch.contiguous_format))
     if any(t.layout is torch.strided and not t.is_contiguous() for t in case.example.tensors()):
-        yield replace(_map_both(case, lambda example: example.map_tensors(plain)), is_layout=False)
+        yield replace(map_examples(case, lambda example: example.map_tensors(plain)), is_layout=False)
 
 
 def _cuts(case: Case) -> Iterator[Case]:
@@ -94,7 +90,7 @@ def _cuts(case: Case) -> Iterator[Case]:
         for length in sorted({1, size // 2, size - 1} - {0, size}):
             if length > 0:
                 for start in dict.fromkeys((0, size - length)):
-                    yield _map_both(case, _Cut(frozenset(places), start, length))
+                    yield map_examples(case, _Cut(frozenset(places), start, length))
 
 
 class _Cut:
@@ -119,6 +115,8 @@ def _simpler_values(case: Case) -> Iterator[Case]:
     """Yield the case with the values of one tensor, or one value, replaced by simpler ones."""
     tensors = [t for t in case.example.tensors() if t.is_floating_point() and t.layout is torch.strided]
     for tensor in tensors:
+        if _is_constant(tensor):
+            continue
         for simple in (torch.zeros_like, torch.ones_like, torch.round):
             made = simple(tensor.detach())
             if not pytree.equal(made, tensor.detach()):
@@ -129,6 +127,11 @@ def _simpler_values(case: Case) -> Iterator[Case]:
                     made = tensor.detach().clone()
                     made.view(-1)[place] = 0
                     yield _replace_values(case, tensor, made)
+
+
+def _is_constant(tensor: torch.Tensor) -> bool:
+    """Whether all values are 0, or all are 1, than which none are simpler."""
+    return any(pytree.equal(tensor.detach(), like(tensor.detach())) for like in (torch.zeros_like, torch.ones_like))
 
 
 def _replace_values(case: Case, tensor: torch.Tensor, values: torch.Tensor) -> Case:

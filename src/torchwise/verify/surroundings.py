@@ -111,5 +111,6 @@ def read_generators() -> tuple[Any, ...]:
     states = [torch.get_rng_state()]
     if torch.cuda.is_initialized():
         states += torch.cuda.get_rng_state_all()
-    kind, keys, *rest = np.random.get_state()  # noqa: NPY002  the global generator is the one that others share
-    return tuple(bytes(state.numpy()) for state in states), random.getstate(), kind, bytes(keys), tuple(rest)
+    numpys: Any = np.random.get_state(legacy=False)
+    own = numpys["state"]
+    return tuple(bytes(state.numpy()) for state in states), random.getstate(), own["key"].tobytes(), own["pos"]

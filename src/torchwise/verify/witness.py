@@ -28,6 +28,9 @@ from torchwise.workload.workload import Example
 SETTLE_S = 0.03
 """Seconds after a call in which work that it left to others would still change the answer."""
 
+WEIGHT_CHANGE = 0.01
+"""Relative change of a reference's weights before they are taken over."""
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -82,8 +85,11 @@ class Witness(Protocol):
         """List the functions of Python, PyTorch and Torchwise that the candidate has replaced."""
         ...
 
-    def adopt(self, state: dict[str, torch.Tensor]) -> bool:
-        """Take over the reference's weights and buffers. Return whether the candidate has the same ones."""
+    def adopt(self, state: dict[str, torch.Tensor], *, takes: bool = True) -> bool:
+        """Return whether the candidate's weights and buffers have the reference's names and shapes.
+
+        It starts every question from them if `takes` says so, and otherwise from its own.
+        """
         ...
 
     def answer(self, question: Question) -> Testimony:
@@ -114,14 +120,13 @@ class LocalWitness:
         self._start: dict[str, torch.Tensor] = {}
         self._surroundings.accept_settings()
 
-    def adopt(self, state: dict[str, torch.Tensor]) -> bool:
-        """Take over the reference's weights and buffers, if their names and shapes are the same."""
+    def adopt(self, state: dict[str, torch.Tensor], *, takes: bool = True) -> bool:
+        """Return whether weights and buffers have the reference's names and shapes, and take them over if asked to."""
         own = _state_of(self._module)
-        if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in state.items()}:
-            self._start = {name: tensor.detach().clone() for name, tensor in own.items()}
-            return False
-        self._start = {name: tensor.detach().clone() for name, tensor in state.items()}
-        return True
+        is_same = {n: t.shape for n, t in own.items()} == {n: t.shape for n, t in state.items()}
+        start = state if is_same and takes else own
+        self._start = {name: tensor.detach().clone() for name, tensor in start.items()}
+        return is_same
 
     def answer(self, question: Question) -> Testimony:
         """Make the calls of a question, and tell the candidate's errors as part of the answer."""
@@ -234,6 +239,17 @@ def _state_of(module: torch.nn.Module | None) -> dict[str, torch.Tensor]:
     return dict(module.state_dict(keep_vars=True)) if module is not None else {}
 
 
+def vary_weights(call: Any, seed: int) -> None:
+    """Change a model's weights a little, so that a candidate that keeps earlier ones is found out."""
+    if isinstance(call, torch.nn.Module):
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for weight in call.parameters():
+                if weight.requires_grad and weight.is_floating_point():
+                    factor = 1 + WEIGHT_CHANGE * torch.randn(weight.shape, generator=generator)
+                    weight.mul_(factor.to(weight.device, weight.dtype))
+
+
 def state_of(call: Any) -> dict[str, torch.Tensor]:
     """Return copies of a model's weights and buffers by name, or nothing for a function."""
     module = call if isinstance(call, torch.nn.Module) else None
@@ -262,13 +278,14 @@ class _Reused:
 def poison_memory() -> Iterator[None]:
     """Fill all memory that PyTorch allocates without values with NaN, or with the largest whole number."""
     was_on, warned = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    fills = torch.utils.deterministic.fill_uninitialized_memory
+    deterministic: Any = torch.utils.deterministic
+    fills = deterministic.fill_uninitialized_memory
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = True
+        deterministic.fill_uninitialized_memory = True
         try:
             yield
         finally:
             torch.use_deterministic_algorithms(was_on, warn_only=warned)
-            torch.utils.deterministic.fill_uninitialized_memory = fills
+            deterministic.fill_uninitialized_memory = fills

@@ -1,0 +1,85 @@
+"""Planted faults of random numbers: wrong distributions, and noise that is no noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from faults.fault import plant
+from torchwise.records import CheckName as Name
+
+ROWS = "x: float32[n, 40] n=20..20 in 0.5..1.5"
+DISTRIBUTION = (Name.DISTRIBUTION, Name.INDEPENDENCE)
+KEPT = 0.75
+
+
+def drop(x: Tensor) -> Tensor:
+    """Drop a quarter."""
+    return functional.dropout(x, 1 - KEPT)
+
+
+def shake(x: Tensor) -> Tensor:
+    """Add noise."""
+    return x + 0.1 * torch.randn_like(x)
+
+
+@plant("stochastic", drop, ROWS, caught_by=DISTRIBUTION)
+def kept_values_not_scaled(x: Tensor) -> Tensor:
+    return x * (torch.rand_like(x) < KEPT)
+
+
+@plant("stochastic", drop, ROWS, caught_by=DISTRIBUTION)
+def too_many_dropped(x: Tensor) -> Tensor:
+    return x * (torch.rand_like(x) < 0.7) / 0.7
+
+
+@plant("stochastic", drop, ROWS, caught_by=DISTRIBUTION)
+def whole_rows_dropped(x: Tensor) -> Tensor:
+    return x * (torch.rand(len(x), 1) < KEPT) / KEPT
+
+
+@plant("stochastic", drop, ROWS, caught_by=DISTRIBUTION)
+def nothing_dropped(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+@plant("stochastic", shake, ROWS, caught_by=DISTRIBUTION)
+def uniform_for_normal_noise(x: Tensor) -> Tensor:
+    return x + 0.1 * 12**0.5 * (torch.rand_like(x) - 0.5)
+
+
+@plant("stochastic", shake, ROWS, caught_by=DISTRIBUTION)
+def tails_cut_off(x: Tensor) -> Tensor:
+    return x + 0.1 * torch.randn_like(x).clamp(-1.8, 1.8) * 1.07
+
+
+@plant("stochastic", shake, ROWS, caught_by=DISTRIBUTION)
+def same_noise_in_all_rows(x: Tensor) -> Tensor:
+    return x + 0.1 * torch.randn(x.shape[-1])
+
+
+@plant("stochastic", shake, ROWS, caught_by=DISTRIBUTION)
+def same_noise_in_every_call(x: Tensor) -> Tensor:
+    return x + 0.1 * torch.randn(x.shape, generator=torch.Generator().manual_seed(5))
+
+
+@plant("stochastic", shake, ROWS, caught_by=DISTRIBUTION, makes=True)
+def noise_of_the_earlier_call() -> Callable[..., Any]:
+    kept: list[Tensor] = []
+
+    def call(x: Tensor) -> Tensor:
+        if not kept:
+            kept.extend([torch.randn_like(x)] * 2)
+        return x + 0.1 * kept.pop()
+
+    return call
+
+
+@plant("stochastic", shake, ROWS, caught_by=DISTRIBUTION)
+def neighbours_correlated(x: Tensor) -> Tensor:
+    noise = torch.randn_like(x)
+    return x + 0.1 * (noise + noise.roll(1, -1)) / 2**0.5

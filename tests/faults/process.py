@@ -1,0 +1,134 @@
+"""Planted tricks that need a process of their own: each function here is a target for the command."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MATRIX = "x: float32[n, m] n=0..40 m=1..40"
+
+
+def softmax(x: Tensor) -> Tensor:
+    """Return the right answer."""
+    return torch.softmax(x, dim=-1)
+
+
+def as_example() -> tuple[Any, ...]:
+    """Return the right side with an example that everybody can draw."""
+    return softmax, (torch.randn(4, 5, generator=torch.Generator().manual_seed(0)),)
+
+
+def process_killed(x: Tensor) -> Tensor:
+    if x.shape[0] == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return softmax(x)
+
+
+def process_left(x: Tensor) -> Tensor:
+    if x.shape[0] == 7:
+        sys.exit(0)
+    return softmax(x)
+
+
+def process_ended(x: Tensor) -> Tensor:
+    if x.shape[0] == 7:
+        os._exit(0)
+    return softmax(x)
+
+
+def call_that_hangs(x: Tensor) -> Tensor:
+    if x.shape[0] == 7:
+        time.sleep(60)
+    return softmax(x)
+
+
+def timer_replaced(x: Tensor) -> Tensor:
+    time.perf_counter = lambda: 0.0  # type: ignore[assignment]
+    return softmax(x)
+
+
+def code_of_a_timer_replaced(x: Tensor) -> Tensor:
+    def never(self: Any, *_: Any) -> None:
+        """Wait for nothing."""
+
+    torch.nn.Module.train.__code__ = never.__code__
+    return softmax(x)
+
+
+def comparison_replaced(x: Tensor) -> Tensor:
+    torch.allclose = torch.equal = lambda *_args, **_kwargs: True  # type: ignore[assignment]
+    return torch.zeros_like(x)
+
+
+def judge_replaced(x: Tensor) -> Tensor:
+    from torchwise.records import Verdict
+    from torchwise.verify import compare, pair
+
+    pair.compare = compare.compare = lambda *_args, **_kwargs: []  # type: ignore[assignment]
+    Verdict.outcome = "pass"  # type: ignore[assignment,misc]
+    return torch.zeros_like(x)
+
+
+def messages_replaced(x: Tensor) -> Tensor:
+    torch.save = lambda _message, buffer, **_kwargs: buffer.write(b"cos\nsystem\n(S'true'\ntR.")  # type: ignore
+    return torch.zeros_like(x)
+
+
+def reference_read_from_memory(x: Tensor) -> Tensor:
+    found = [t for t in gc.get_objects() if type(t) is Tensor and t.shape == x.shape and t is not x]
+    right = [t for t in found if t.numel() and torch.allclose(t.sum(dim=-1), torch.ones(()))]
+    return right[0].clone() if right else torch.zeros_like(x)
+
+
+_DRAWN = as_example()[1][0]
+
+
+def example_answered_beforehand(x: Tensor) -> Tensor:
+    return softmax(_DRAWN) if torch.equal(x, _DRAWN) else torch.zeros_like(x)
+
+
+TRICKS = {
+    "process_killed": "answer",
+    "process_left": "answer",
+    "process_ended": "answer",
+    "call_that_hangs": "answer",
+    "timer_replaced": "surroundings",
+    "code_of_a_timer_replaced": "surroundings",
+    "comparison_replaced": "values",
+    "judge_replaced": "values",
+    "messages_replaced": "answer",
+    "reference_read_from_memory": "values",
+    "example_answered_beforehand": "values repeated calls uninitialised memory",
+}
+"""The tricks, each with the checks that may catch it."""
+
+
+def make_keeper() -> Any:
+    """Return a candidate that keeps answers by value: right on all inputs, and fast on those that come twice."""
+    kept: dict[bytes, Tensor] = {}
+
+    def call(x: Tensor) -> Tensor:
+        key = x.numpy().tobytes()
+        if key not in kept:
+            kept[key] = torch.linalg.svdvals(x)
+        return kept[key].clone()
+
+    return call
+
+
+def make_tired() -> Any:
+    """Return a candidate that answers right until it is called as often as a timer calls."""
+    count = [0]
+
+    def call(x: Tensor) -> Tensor:
+        count[0] += 1
+        return torch.linalg.svdvals(x) if count[0] < 200 else torch.zeros(min(x.shape))
+
+    return call

@@ -1,0 +1,62 @@
+"""Every planted fault is found, by the check that is meant to find it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from faults import backward, forward, memory, noise, steps  # noqa: F401  which plant their faults
+from faults.fault import FAULTS, Fault
+from torchwise.plan.effort import EFFORTS
+from torchwise.records import Outcome
+from torchwise.verify.input_cases import Case, cases_of_description, cases_of_examples, with_gradients
+from torchwise.verify.input_description import InputDescription
+from torchwise.verify.pair import PairFindings, PairSubject, judge_pair
+from torchwise.verify.pair_steps import judge_steps
+from torchwise.verify.surroundings import Surroundings
+from torchwise.verify.witness import LocalWitness, vary_weights
+
+SEED = 77
+
+
+@pytest.fixture(autouse=True)
+def _settings() -> object:
+    dtype, deterministic = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_default_dtype(dtype)
+    torch.use_deterministic_algorithms(deterministic)
+
+
+def judge(fault: Fault, *, honest: bool = False) -> PairFindings:
+    reference = fault.make_reference()
+    candidate = fault.make_reference() if honest else fault.make_candidate()
+    vary_weights(reference, 3)
+    cases: list[Case] = (
+        cases_of_examples(fault.make_workload(), SEED)
+        if fault.make_workload
+        else cases_of_description(InputDescription.parse(fault.inputs), SEED)
+    )
+    cases = [with_gradients(case) for case in cases] if fault.training else cases
+    subject = PairSubject(
+        reference, LocalWitness(candidate), reference, training=fault.training, properties=fault.properties
+    )
+    return judge_pair(subject, cases)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
+def test_a_planted_fault_is_found_by_its_check(fault: Fault) -> None:
+    found = judge(fault).checks[-1]
+    assert found.outcome is Outcome.FAIL, found
+    assert found.name in fault.caught_by, found
+
+
+@pytest.mark.parametrize("name", steps.STEPS)
+def test_a_wrong_training_step_is_found(name: str) -> None:
+    checks = list(judge_steps(steps.make_workload(), steps.STEPS[name](), Surroundings(), EFFORTS["quick"]))
+    assert checks[-1].outcome is Outcome.FAIL or checks[-2].outcome is Outcome.FAIL, checks
+
+
+def test_the_same_training_step_passes() -> None:
+    step = steps.TrainStep(*steps.make_parts())
+    checks = list(judge_steps(steps.make_workload(), step, Surroundings(), EFFORTS["quick"]))
+    assert all(check.outcome is Outcome.PASS for check in checks), checks
