@@ -155,7 +155,7 @@ def test_what_is_inconclusive_has_an_exit_code_of_its_own(answer, code, tmp_path
         (["zoo:x", "--calls", "0"], "calls is 0, but must be a whole number of at least 1"),
         (
             ["zoo:x", "--allow", "lossy"],
-            "allow is 'lossy', but must be one of exact, same-precision, lower-precision, substituted",
+            "allow is 'lossy', but must be one of exact, same-precision, lower-precision, quantized, substituted",
         ),
         (["zoo:x", "--plan", "{}"], 'the plan names no schema: add "schema":"torchwise.plan/1" to it'),
         (["zoo:x", "--plan", '{"schema":null}'], "schema is None, but this version reads 'torchwise.plan/1'"),

@@ -282,7 +282,13 @@ def test_an_old_pickle_of_an_eager_decision_stays_with_eager() -> None:
 def test_members_of_legality_are_those_of_numerics() -> None:
     with pytest.warns(FutureWarning, match=r"Legality.REDUCED is called Numerics.LOWER_PRECISION now"):
         assert torchwise.plan.Numerics.REDUCED is Numerics.LOWER_PRECISION
-    assert [level.name for level in Numerics] == ["EXACT", "SAME_PRECISION", "LOWER_PRECISION", "SUBSTITUTED"]
+    assert [level.name for level in Numerics] == [
+        "EXACT",
+        "SAME_PRECISION",
+        "LOWER_PRECISION",
+        "QUANTIZED",
+        "SUBSTITUTED",
+    ]
     with pytest.raises(AttributeError, match="no member 'SWOPPED'"):
         _ = Numerics.SWOPPED
 

@@ -15,7 +15,7 @@ from torchwise.measure import device_lock
 from torchwise.measure.profile import bandwidth, matrix_rate
 from torchwise.records import Costs, Decision, Measurement, WorkerStage
 from torchwise.records.benchmark import Peaks, Performance
-from torchwise.trial.experiment import Experiment, hold_duel
+from torchwise.trial.experiment import Experiment, PlanCandidate, hold_duel
 from torchwise.trial.harness import Harness
 from torchwise.trial.job import Job, Restart
 from torchwise.workload import Workload
@@ -48,8 +48,13 @@ class ContenderCandidate:
         return
 
     def substitute(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the model: a contender is judged against it."""
-        return call
+        """Return the model, with the operators and numbers of Torchwise's decision: that is judged as its trials were.
+
+        All others are judged against the model.
+        """
+        if not self.setting.decision:
+            return call
+        return PlanCandidate(Decision.from_json(self.setting.decision).plan).substitute(call)
 
 
 def contend(contender_job: ContenderJob, stage: Callable[[str], None]) -> Performance:

@@ -15,7 +15,7 @@ from torchwise.bench.contenders import Setting
 from torchwise.errors import InputError, did_you_mean
 from torchwise.parsing import parse_toml
 from torchwise.plan import Numerics, Plan
-from torchwise.plan.workload_spec import DEFAULT_CALLS, WorkloadSpec, check_form
+from torchwise.plan.workload_spec import DEFAULT_CALLS, WorkloadSpec, check_form, choose_tolerance
 from torchwise.records import codec
 from torchwise.records.benchmark import TORCHWISE
 from torchwise.study import Request
@@ -43,7 +43,7 @@ class BenchRequest:
         plans: plans for Torchwise to choose from without a search, or empty for a search.
         cold: whether to time contenders with cold processor caches, too.
         search_s: seconds of each search of Torchwise, or None for those of its effort.
-        tolerance: what substituted operators may change, as in `WorkloadSpec`.
+        tolerance: what numbers of fewer bits and other operators may change, as in `WorkloadSpec`.
     """
 
     targets: tuple[str, ...]
@@ -98,7 +98,7 @@ class BenchRequest:
             objective=self.objective,  # type: ignore[arg-type]
             calls=self.calls,
             seed=self.seed,
-            tolerance=self.tolerance,
+            tolerance=choose_tolerance(self.allow, self.mode) if self.tolerance is None else self.tolerance,
         )
 
 

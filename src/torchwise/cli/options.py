@@ -12,6 +12,8 @@ import typer
 
 from torchwise.cli.common import check_writable
 from torchwise.errors import to_count
+from torchwise.plan.numerics import Numerics
+from torchwise.plan.workload_spec import DEFAULT_TOLERANCE
 
 
 def complete(*values: str) -> Callable[[str], list[str]]:
@@ -73,16 +75,16 @@ Restarts = Annotated[
 Allow = Annotated[
     str,
     typer.Option(
-        help="Permitted numerics: exact, same-precision, lower-precision or substituted.",
-        autocompletion=complete("exact", "same-precision", "lower-precision", "substituted"),
+        help="Permitted numerics: exact, same-precision, lower-precision, quantized (fewer bits) or substituted.",
+        autocompletion=complete(*Numerics),
     ),
 ]
 Tolerance = Annotated[
     float | None,
     typer.Option(
-        help="With --allow substituted: relative error that operators in place of the model's own may cause, or share "
-        "of the metric that may be lost.",
-        show_default="none allowed",
+        help="With --allow quantized or substituted: relative error that numbers of fewer bits and other operators may "
+        "cause, or share of the metric that may be lost.",
+        show_default=f"{DEFAULT_TOLERANCE:g}",
     ),
 ]
 Require = Annotated[

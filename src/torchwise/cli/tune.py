@@ -39,7 +39,7 @@ Metric = Annotated[
     str | None,
     typer.Option(
         metavar="FUNCTION",
-        help="Judge such operators by module:function or file.py:function. It takes the model and returns its quality.",
+        help="Judge them by module:function or file.py:function. It takes the model and returns its quality.",
         show_default="by the error",
     ),
 ]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -103,9 +103,12 @@ class Choice:
         not_ahead: the reason why no code with it can be compiled ahead of time, or "".
         ahead_instead: choices in its place in a plan that is compiled ahead, as (field, value), or None if nothing can
             take its place.
+        freezes_weights: whether the weights are constants of the code. When they change, the plan is stale.
         detectors: functions that find in a model the traits that only this choice needs, as (trait, function). A
             function takes the model, and returns whether it has the trait. For a rewrite at stage "trace" it takes
             the graph of the functions that a call runs.
+        parts: the function that maps the parts of a model that a rewrite changes to their sizes, by their names. Then a
+            value may leave some of them as they are (`skip_parts`), and `realized_by` takes their names as `skip`.
     """
 
     field: str
@@ -131,7 +134,9 @@ class Choice:
     find_problems: Callable[[Plan], Iterator[str]] | None = None
     not_ahead: str = ""
     ahead_instead: tuple[tuple[str, Any], ...] | None = None
+    freezes_weights: bool = False
     detectors: tuple[tuple[Trait, Code], ...] = ()
+    parts: Code | None = None
 
     def __post_init__(self) -> None:
         """Take traits by their values, too, as a plug-in may name them."""
@@ -153,6 +158,9 @@ ANY = "*"
 
 DIGEST_MARK = "@"
 """Separates the name of a kernel of the user's from the digest of its code, in the value of its choice."""
+
+SKIP_MARK = "@skip="
+"""Separates the name of a rewrite from the parts that it leaves as they are, which have commas between them."""
 
 CHOICES: dict[tuple[str, Any], Choice] = {}
 """Every registered choice, in the order of the files in `choices/`."""
@@ -181,6 +189,35 @@ def load_own_choices() -> None:
 
     for module in pkgutil.iter_modules(choices.__path__):
         importlib.import_module(f"{choices.__name__}.{module.name}")
+
+
+def find_choice(field: str, value: Any) -> Choice | None:
+    """Return the registered choice of a value, or None. One with parts left out is made of that for all parts."""
+    found = CHOICES.get((field, value))
+    if found is not None or not isinstance(value, str):
+        return found
+    name, mark, skipped = value.partition(SKIP_MARK)
+    whole = CHOICES.get((field, name))
+    if not mark or whole is None or whole.parts is None or whole.realized_by is None:
+        return None
+    names = tuple(skipped.split(","))
+    return replace(
+        whole,
+        value=value,
+        complexity=whole.complexity + 1,
+        summary=f"{whole.summary}, but {', '.join(names)} as before",
+        realized_by=functools.partial(_realize_in_part, whole.realized_by, names),
+    )
+
+
+def skip_parts(value: str, names: Collection[str]) -> str:
+    """Return the value of a rewrite that leaves these parts of a model as they are, and no others."""
+    whole = value.partition(SKIP_MARK)[0]
+    return f"{whole}{SKIP_MARK}{','.join(names)}" if names else whole
+
+
+def _realize_in_part(code: Code, names: tuple[str, ...], call: Callable[..., Any]) -> Any:
+    return load_code(code)(call, skip=names)
 
 
 def complete_name(transform: str) -> str:

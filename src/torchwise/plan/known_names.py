@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchwise.errors import PlanError, did_you_mean
-from torchwise.plan.choice import list_values
+from torchwise.plan.choice import find_choice, list_values
 from torchwise.plan.plug_ins import WAY_OUT
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ def find_unknown_rewrite(plan: Plan) -> str | None:
     No plug-in registers it, or it is a kernel of the user's whose code has changed since.
     """
     for name in plan.transforms:
-        if name not in (known := list_values("transforms")):
+        known = list_values("transforms")
+        if find_choice("transforms", name) is None:
             return _unknown("transforms", name, known)
     return None
 

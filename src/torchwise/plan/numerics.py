@@ -27,6 +27,8 @@ class Numerics(StrEnum, metaclass=_WithFormerMembers):
     """The same precision in another order: fused, tiled or folded."""
     LOWER_PRECISION = "lower-precision"
     """Lower precision somewhere."""
+    QUANTIZED = "quantized"
+    """Weights, and perhaps activations, of fewer bits than any dtype that the model can be written in."""
     SUBSTITUTED = "substituted"
     """Another operator in place of the model's own."""
 
@@ -41,8 +43,13 @@ class Numerics(StrEnum, metaclass=_WithFormerMembers):
 
     @property
     def rank(self) -> int:
-        """Position in the order exact < same-precision < lower-precision < substituted."""
+        """Position in the order exact < same-precision < lower-precision < quantized < substituted."""
         return list(Numerics).index(self)
+
+    @property
+    def is_judged_by_user(self) -> bool:
+        """Whether no rounding explains such a change, so that the user has to say how large an error may be."""
+        return self.rank >= Numerics.QUANTIZED.rank
 
     def allows(self, other: Numerics) -> bool:
         """Whether a user who allows up to `self` allows `other`."""

@@ -12,7 +12,7 @@ from torchwise.errors import InputError, PlanError, did_you_mean
 from torchwise.former_names import renamed_fields, with_current_names
 from torchwise.keywords import checked_keywords
 from torchwise.parsing import brief, parse_json, short_repr
-from torchwise.plan.choice import Stage, complete_name, load_choices
+from torchwise.plan.choice import Stage, complete_name, find_choice, load_choices
 from torchwise.plan.known_names import check_known
 from torchwise.plan.rules import check, check_containers
 
@@ -202,7 +202,8 @@ def _to_canonical(data: dict[str, Any]) -> str:
 
 def _place_of(transform: str) -> tuple[int, str]:
     """Return a transform's place, so that a set of them is one plan: by stages, and by names."""
-    choice = load_choices().get(("transforms", transform))
+    load_choices()
+    choice = find_choice("transforms", transform)
     stages = list(Stage)
     return (stages.index(choice.stage) if choice and choice.stage else len(stages), transform)
 

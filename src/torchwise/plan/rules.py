@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from torchwise.errors import PlanError, is_count
-from torchwise.plan.choice import CHOICES, Choice, list_values, load_choices, load_own_choices
+from torchwise.plan.choice import CHOICES, Choice, find_choice, list_values, load_choices, load_own_choices
 
 if TYPE_CHECKING:
     from torchwise.plan.plan import Plan
@@ -74,8 +74,8 @@ def _problems(plan: Plan) -> Iterator[str]:
     for choice in find_choices(plan):
         if choice.find_problems is not None:
             yield from choice.find_problems(plan)
-    if plan.of_a_step and (plan.capture in ("call", "branches") or plan.precision == "bf16" or plan.option("freezing")):
-        yield f"{plan.to_json()} is of a training step, but one call captured, bf16 weights and freezing do not train"
+    if plan.of_a_step and (plan.capture in ("call", "branches") or plan.precision == "bf16" or freezes_weights(plan)):
+        yield f"{plan.to_json()} is of a training step, but one call captured, bf16 and frozen weights do not train"
     if plan.capture != "none" and plan.mode in CUDA_GRAPH_MODES:
         yield f"capture is {plan.capture!r}, but mode {plan.mode!r} captures CUDA graphs by itself: choose one"
     if plan.capture != "none" and plan.shapes == "dynamic":
@@ -111,9 +111,14 @@ def find_choices(plan: Plan) -> list[Choice]:
     changes = list(iter_changes(plan))
     if changes:
         load_own_choices()
-    if not all(change in CHOICES for change in changes):
+    if not all(find_choice(*change) for change in changes):
         load_choices()
-    return [choice for change in changes if (choice := CHOICES.get(change)) is not None]
+    return [choice for change in changes if (choice := find_choice(*change)) is not None]
+
+
+def freezes_weights(plan: Plan) -> bool:
+    """Return whether the weights are constants of the plan's code, which is stale when they change."""
+    return any(choice.freezes_weights for choice in find_choices(plan))
 
 
 def iter_changes(plan: Plan) -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchwise.errors import PlanError
-from torchwise.plan.choice import ANY, Choice, load_choices
+from torchwise.plan.choice import ANY, Choice, find_choice, load_choices
 from torchwise.plan.effort import check_effort, is_at_least
 from torchwise.plan.numerics import Numerics
 from torchwise.plan.plan import EAGER, Plan
@@ -104,7 +104,7 @@ def choices_of(plan: Plan) -> list[Choice]:
 
 def _find_choice(field: str, value: Any) -> Choice:
     known = load_choices()
-    choice = known.get((field, value))
+    choice = find_choice(field, value)
     if choice is not None and field == "options" and type(choice.value[1]) is not type(value[1]):
         choice = None  # an option 1 is another than True, which Python holds equal
     choice = choice or known.get((field, ANY))

@@ -48,6 +48,8 @@ class Trait(OpenEnum):
     WRITTEN_ATTENTION = "written_attention", "writes attention out as products and a softmax"
     REPEATED_KEYS = "repeated_keys", "repeats keys and values for attention"
     TOLERANT = "tolerant", "is allowed an error by --tolerance"
+    LINEAR_LAYERS = "linear_layers", "has nn.Linear layers"
+    FLOAT8 = "float8", "runs on a GPU that multiplies numbers of 8 bits with an exponent (float8)"
     STATIC_FORM = "static_form", "declares a form with static shapes"
     STOCHASTIC = "stochastic", "draws random numbers"
     NOISE_NOT_REPRODUCIBLE = "noise_not_reproducible", "draws other random numbers when it is compiled"

@@ -96,8 +96,8 @@ class WorkloadSpec:
         batch: run on the first example alone, at this batch size, or None for the examples as they are.
         sizes: the sizes of inputs to come. "as-given" expects those of the examples. "varying" expects others, too: no
             plan is chosen that would leave them to the plain model. "fixed" rules out dynamic shapes.
-        tolerance: what operators in place of the model's own may change: the relative error (root mean square) of each
-            output, or the share of its value that the metric may lose. None allows no such operators.
+        tolerance: what numbers of fewer bits and other operators may change: the relative error (root mean square) of
+            each output, or the share of its value that the metric may lose. None allows neither.
         metric: the user's measure of quality, as `module:function` or `path/file.py:function`, or None for the error.
         varying: with sizes "varying", the dimensions that vary, which the inspection finds.
         require: properties of the answers' bits that the chosen plan must have.
@@ -227,7 +227,20 @@ def list_schemes() -> dict[str, importlib.metadata.EntryPoint]:
     return {entry.name: entry for entry in importlib.metadata.entry_points(group="torchwise.targets")}
 
 
-NumericsName = Literal["exact", "same-precision", "lower-precision", "substituted"]
+DEFAULT_TOLERANCE = 0.02
+"""Tolerance where the user permits numbers of fewer bits or other operators, and states none.
+
+Rounding to 8 bits in one layer changes its output by about 1 % of its root mean square. A whole model may then keep
+about as many bits as bfloat16 has.
+"""
+
+
+def choose_tolerance(allow: Numerics, mode: str) -> float | None:
+    """Return the tolerance of a request that states none. Nothing is judged by one in training."""
+    return DEFAULT_TOLERANCE if allow.is_judged_by_user and mode == "inference" else None
+
+
+NumericsName = Literal["exact", "same-precision", "lower-precision", "quantized", "substituted"]
 
 
 class OptionKeywords(TypedDict, total=False):
@@ -288,7 +301,8 @@ class TuneOptions:
         latency_limit: seconds, or a text such as "20ms", within which a batching server answers a request. With it,
             objective "throughput" finds batch size and plan together.
         sizes: the sizes of inputs to come: "as-given", "varying" or "fixed".
-        tolerance: relative error that operators in place of the model's own may cause, with allow "substituted".
+        tolerance: relative error that numbers of fewer bits and other operators may cause, with allow "quantized" or
+            "substituted". None stands for `DEFAULT_TOLERANCE` then.
         metric: a function of quality to judge them by, in place of the error.
         require: properties of the answers' bits that the plan must have: "deterministic", "batch-invariant", "bitwise".
         fresh: whether the stored study is deleted first.

@@ -173,6 +173,7 @@ class Trial(Shown):
         duel: with a rival of similar speed, or None if there was no need for one.
         repeats: measurements of the plan in further fresh processes.
         graph_break: where and why the graph of the plan breaks first, if that may be why it is not faster, or "".
+        instead: a rewrite whose change the user's limit refuses, and the one with fewer parts that passes it, or None.
     """
 
     number: Count
@@ -188,6 +189,7 @@ class Trial(Shown):
     duel: Duel | None = None
     repeats: tuple[Measurement, ...] = ()
     graph_break: str = ""
+    instead: tuple[str, str] | None = None
 
     def __repr__(self) -> str:
         return f"<Trial {self.number} of {self.plan}: {self.reason or self.state}>"
@@ -232,6 +234,11 @@ class Trial(Shown):
             and self.verdict is not None
             and self.verdict.outcome is Outcome.PASS
         )
+
+    @property
+    def changes_too_much(self) -> bool:
+        """Whether its plan puts something in place of the model's own that changes it by more than the user allows."""
+        return self.verdict is not None and self.verdict.is_change_refused
 
     @property
     def is_promising(self) -> bool:

@@ -193,6 +193,15 @@ class Verdict:
         return f"{len(self.checks)} checks passed"
 
     @property
+    def is_change_refused(self) -> bool:
+        """Whether operators or numbers in place of the model's own change it by more than the user allows.
+
+        The same holds for them in every plan. If a plan was compared further, it is the rest of it that failed.
+        """
+        failed = any(check.name == CheckName.SUBSTITUTION and check.outcome is Outcome.FAIL for check in self.checks)
+        return failed and all(check.name == CheckName.SUBSTITUTION for check in self.checks)
+
+    @property
     def error(self) -> float | None:
         """The largest relative error against the reference among the checks."""
         return max((check.error for check in self.checks if check.error is not None), default=None)

@@ -135,8 +135,8 @@ def tune(
         examples: several example inputs with weights, instead of `args`.
         calls: expected number of calls over the lifetime of the model.
         restarts: expected process starts over that lifetime.
-        allow: the permitted numerics: "exact", "same-precision" (default), "lower-precision" or "substituted" (other
-            operators).
+        allow: the permitted numerics: "exact", "same-precision" (default), "lower-precision", "quantized" (numbers of
+            fewer bits) or "substituted" (other operators).
         effort: "quick", "standard" or "thorough".
         budget: seconds for everything, also for profiling the model and for waiting until the device is free. A trial
             that takes longer is ended. None uses the default of `effort`, or no limit with `plans`.
@@ -154,8 +154,9 @@ def tune(
             verifies and times the plans at sizes made from the examples, and rules out plans of one size. The
             dimensions that vary are those that inputs are marked with for `torch.compile` (`mark_dynamic`), or those in
             which examples differ, or else all that the model takes at other sizes. "fixed" rules out dynamic shapes.
-        tolerance: with allow "substituted", what operators in place of the model's own may change: the relative error
-            (root mean square) of each output, or the share of the metric that may be lost.
+        tolerance: with allow "quantized" or "substituted", what numbers of fewer bits and other operators may change:
+            the relative error (root mean square) of each output, or the share of the metric that may be lost. The
+            default is then 0.02.
         metric: a function of quality, as "module:function" or "path/file.py:function". It takes the model, or a
             callable in its place, and returns a number: the higher, the better.
         require: properties of the answers' bits that the plan must have: "deterministic" (equal calls give equal bits,

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchwise.plan import EAGER, Plan, Trait
-from torchwise.plan.choice import Stage, load_choices
+from torchwise.plan.choice import Stage, find_choice
 from torchwise.plan.rules import iter_changes
-from torchwise.plan.space import compile_factor_of
+from torchwise.plan.space import choices_of, compile_factor_of
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Check, CheckName, FailureKind, Inspection, Outcome, Trial, TrialState, WorkerStage
 from torchwise.records.statistics import Interval
@@ -61,7 +61,7 @@ def has_part(plan: Plan, field: str, value: Any) -> bool:
 
 def _acts_before(part: tuple[str, Any], name: str) -> bool:
     """Whether a part of a plan acts before a transform, which so changes nothing in what the part is given."""
-    stages = [choice.stage for key in (part, ("transforms", name)) if (choice := load_choices().get(key))]
+    stages = [choice.stage for key in (part, ("transforms", name)) if (choice := find_choice(*key))]
     own, other = [ORDER.index(stage) for stage in stages if stage] if all(stages) and len(stages) == 2 else (0, 0)
     return own < other
 
@@ -69,6 +69,11 @@ def _acts_before(part: tuple[str, Any], name: str) -> bool:
 def sets_threads_alone(plan: Plan) -> bool:
     """Return whether a plan is eager on another number of threads."""
     return plan != EAGER and replace(plan, threads=None) == EAGER
+
+
+def judged_by_user(plan: Plan) -> frozenset[str]:
+    """Return the rewrites of a plan that are judged by the limit that the user states."""
+    return frozenset(c.value for c in choices_of(plan) if c.field == "transforms" and c.numerics.is_judged_by_user)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +118,25 @@ class History:
     def find_refusal(self, plan: Plan) -> Trial | None:
         """Return the trial that was refused for parts of its plan that `plan` has as well, or None.
 
-        Such a part changes nothing in this model, or cannot be had. A part works on the model that other transforms
-        leave. So the trial tells nothing of a plan with transforms before it that the trial's plan had not.
+        Such a part changes nothing in this model, cannot be had, or changes it by more than the user allows. A part
+        works on the model that other transforms leave. So the trial tells nothing of a plan with transforms before it
+        that the trial's plan had not.
         """
         for trial in self.trials:
+            if trial.changes_too_much and judged_by_user(trial.plan) <= judged_by_user(plan):
+                return trial
             parts = trial.failure.about if trial.failure else ()
             if parts and all(has_part(plan, *part) for part in parts):
                 earlier = {name for name in plan.transforms if not all(_acts_before(part, name) for part in parts)}
                 if earlier <= set(trial.plan.transforms):
                     return trial
         return None
+
+    def refine(self, plan: Plan) -> Plan:
+        """Return a plan with smaller rewrites in place of those that the user's limit refused."""
+        smaller = dict(trial.instead for trial in self.trials if trial.instead)
+        transforms = tuple(smaller.get(name, name) for name in plan.transforms)
+        return plan if transforms == plan.transforms else replace(plan, transforms=transforms)
 
     def iter_timed(self) -> Iterator[Trial]:
         """Yield every timed trial, which had passed its checks, pruned ones included, failed ones not."""

@@ -14,7 +14,7 @@ from torchwise.plan import Numerics, Plan, check_is_plan
 from torchwise.plan.effort import EFFORTS, check_effort
 from torchwise.plan.requirements import read_properties
 from torchwise.plan.space import numerics_of
-from torchwise.plan.workload_spec import TuneOptions, WorkloadSpec, check_iterations, check_timeout
+from torchwise.plan.workload_spec import TuneOptions, WorkloadSpec, check_iterations, check_timeout, choose_tolerance
 from torchwise.records import Inspection, Outcome, StudyState
 from torchwise.store import Storage, StudyKey
 from torchwise.trial import Budget, Job, Limits, ProcessSettings, Stopwatch
@@ -72,6 +72,13 @@ class Request:
         check_effort(self.effort)
         if self.budget_s is not None and not is_positive(self.budget_s):
             raise InputError(f"budget is {self.budget_s!r} s, but must be above 0")
+        if self.allow is Numerics.QUANTIZED and self.workload.mode == "training":
+            raise InputError(
+                "allow is 'quantized', but mode is 'training', and numbers of fewer bits are for inference alone: a "
+                "rounded weight has no gradient. Use --allow lower-precision"
+            )
+        if self.workload.tolerance is None and (chosen := choose_tolerance(self.allow, self.workload.mode)):
+            object.__setattr__(self, "workload", replace(self.workload, tolerance=chosen))
         check_timeout(self.compile_timeout_s)
         check_iterations(self.iterations)
         if self.cold:

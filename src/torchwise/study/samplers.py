@@ -22,7 +22,7 @@ from torchwise.plan.rules import iter_changes
 from torchwise.plan.space import choices_of, complexity_of
 from torchwise.records import Failure, Trial
 from torchwise.records import format as show
-from torchwise.study.history import History, code_of, lays_out_by_itself, sets_threads_alone
+from torchwise.study.history import History, code_of, judged_by_user, lays_out_by_itself, sets_threads_alone
 
 MIN_GAIN = 0.02
 """A choice that could at best save less than this share of the leader's time is not tried: noise would decide."""
@@ -237,6 +237,10 @@ class StagedSampler:
             )
         refused = [(trial, trial.failure) for trial in history.trials if trial.failure and trial.failure.about]
         found.update({_name_parts(why.about): _explain_refusal(trial, why) for trial, why in refused})
+        refused_changes = [judged_by_user(trial.plan) for trial in history.trials if trial.changes_too_much]
+        found.update(
+            {" + ".join(sorted(names)): "a trial showed that it changes too much" for names in refused_changes}
+        )
         if self._is_at_its_end(history):
             limit = f"effort {self._space.effort} ends after {EFFORTS[self._space.effort].max_trials} trials"
             found = {plan: problem or limit for plan, problem in found.items()}
@@ -249,7 +253,8 @@ class StagedSampler:
 
         Choices that a search with more of them has tried already are left out.
         """
-        widest = replace(self._space, allow=Numerics.SUBSTITUTED, effort=MOST)
+        traits = self._space.traits | {Trait.TOLERANT}  # which the user can give every model
+        widest = replace(self._space, traits=traits, allow=Numerics.SUBSTITUTED, effort=MOST)
         tried = {part for trial in history.trials for part in iter_changes(trial.plan)}
         untried = [choice for choice in load_choices().values() if choice.value != ANY and choice.key not in tried]
         choices = [choice for choice in untried if widest.excludes(choice) in (None, widest.bars(choice))]
@@ -262,7 +267,8 @@ class StagedSampler:
         space = replace(self._space, traits=self._space.traits | history.traits)
         seen: set[Plan] = set()
         for base in bases:
-            for plan, choice in space.neighbours(base):
+            for neighbour, choice in space.neighbours(base):
+                plan = history.refine(neighbour)
                 if plan in seen or history.find_trial(plan) is not None or self._has_lost(history, choice):
                     continue
                 if _fails_like_others(plan, space) or _needs_dynamic_shapes(plan, space):

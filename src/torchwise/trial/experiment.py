@@ -16,10 +16,11 @@ from typing import Any
 from torchwise._torch.dynamo import count_compiled_graphs, count_graph_breaks
 from torchwise.compile import Backend, compile_plan
 from torchwise.compile.transforms import transform_model
+from torchwise.compile.transforms.quantization import has_quantized_layers
 from torchwise.compile.uncompiled_reason import find_graph_break, why_uncompiled
 from torchwise.errors import UnsupportedError
 from torchwise.measure.profile import profile_of
-from torchwise.plan import EAGER, Numerics, Plan, Trait
+from torchwise.plan import EAGER, Plan, Trait
 from torchwise.plan.space import choices_of
 from torchwise.records import Costs, Measurement, Outcome, Verdict, WorkerStage
 from torchwise.records.trial import NOTHING_COMPILED
@@ -29,16 +30,15 @@ from torchwise.trial.harness import Calls, Harness
 from torchwise.trial.job import Attempt, Job, Restart
 from torchwise.trial.required_properties import check_required, digest_if_required, run_call, run_step
 from torchwise.trial.settling import check_that_sizes_settle, check_that_state_settles, compile_for_other_values
+from torchwise.trial.smaller_rewrites import find_smaller_rewrite
 from torchwise.verify import StepSubject, Subject, verify, verify_step
 from torchwise.verify.observe import Observation, draws
 from torchwise.verify.properties import Run
 from torchwise.verify.spot_check import FirstAnswer, check_retained_outputs, very_first
 from torchwise.verify.step import check_retained_loss
 from torchwise.verify.step_runner import StepRunner
-from torchwise.verify.substitution import check_substitution
-from torchwise.workload import Workload, pytree
-from torchwise.workload.module_state import kept_state
-from torchwise.workload.target import find_factory
+from torchwise.verify.substitution import judge_substitution
+from torchwise.workload import pytree
 from torchwise.workload.train_step import TrainStep
 
 
@@ -107,25 +107,23 @@ class Experiment:
             if is_stochastic
             else None,
             first=[answer.observation for answer in self._answers],
+            is_quantized=has_quantized_layers(workload.call),
         )
         effort = self._job.effort
-        judged = self._judge_substitution(original, workload) if workload.call is not original else Verdict(())
+        judged = self._judge(original, workload.call) if workload.call is not original else Verdict(())
         if judged.checks and judged.outcome is not Outcome.PASS:
             return judged
         found = run_checks(
             lambda: verify(subject, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s),
             lambda: verify(plain, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s),
         )
-        return Verdict((*judged.checks, *found.checks))
+        # What a rounding to few bits moves is granted to the rest, so the whole plan is held to the user's limit, too.
+        is_added = subject.is_quantized and not is_stochastic and found.outcome is Outcome.PASS
+        whole = self._judge(original, subject.candidate) if is_added else Verdict(())
+        return Verdict((*judged.checks, *found.checks, *whole.checks))
 
-    def _judge_substitution(self, original: Callable[..., Any], workload: Workload) -> Verdict:
-        """Judge other operators by the error, or the loss of quality, that the user allows."""
-        spec = self._job.workload
-        assert spec.tolerance is not None, "without one no operators are replaced"
-        metric = find_factory(spec.metric) if spec.metric else None
-        with kept_state((original, workload.call)):
-            checks = check_substitution(original, workload.call, workload.examples, spec.tolerance, metric)
-            return Verdict(tuple(checks))
+    def _judge(self, original: Callable[..., Any], substituted: Callable[..., Any]) -> Verdict:
+        return judge_substitution(original, substituted, self.harness.workload.examples, self._job.workload)
 
     def _verify_step(self, runner: StepRunner, stage: Callable[[str], None]) -> Verdict:
         effort, is_stochastic = self._job.effort, Trait.STOCHASTIC in self._job.traits
@@ -269,7 +267,7 @@ class PlanCandidate:
         names = [
             choice.value
             for choice in choices_of(self.plan)
-            if choice.field == "transforms" and choice.numerics is Numerics.SUBSTITUTED
+            if choice.field == "transforms" and choice.numerics.is_judged_by_user
         ]
         substituted, layers = transform_model(call, names)
         return functools.reduce(lambda wrapped, layer: layer(wrapped), layers, substituted)
@@ -301,7 +299,9 @@ def attempt(job: Job, stage: Callable[[str], None], backend: Backend | None = No
         stage(WorkerStage.VERIFY)
         verdict = trial.verify(stage)
         if verdict.outcome is not Outcome.PASS and not verdict.lacks_property_alone:
-            return Attempt(Costs(cold_s=cold, cache_bytes=_size(job.cache_dir)), verdict)
+            costs = Costs(cold_s=cold, cache_bytes=_size(job.cache_dir))
+            instead = find_smaller_rewrite(job, trial.harness.workload) if verdict.is_change_refused else None
+            return Attempt(costs, verdict, instead=instead)
         digest = trial.digest_answers()
         stage(WorkerStage.MEASURE)
         measurement = trial.measure()

@@ -145,6 +145,7 @@ class Attempt:
     Attributes:
         graph_break: the first graph break with its line, of a plan that is not surely faster than eager, or "".
         digest: of the answers' bits, if those of another process must be equal, or "".
+        instead: a rewrite that the user's limit refuses, and the one with fewer parts that passes it, or None.
     """
 
     costs: Costs
@@ -152,6 +153,7 @@ class Attempt:
     measurement: Measurement | None = None
     graph_break: str = ""
     digest: str = ""
+    instead: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,12 +130,18 @@ def hold_duel(
 def _record_verdict(trial: Trial, attempt: Attempt) -> Trial:
     verdict, measurement = attempt.verdict, attempt.measurement
     found = replace(
-        trial, verdict=verdict, measurement=measurement, costs=attempt.costs, graph_break=attempt.graph_break
+        trial,
+        verdict=verdict,
+        measurement=measurement,
+        costs=attempt.costs,
+        graph_break=attempt.graph_break,
+        instead=attempt.instead,
     )
     if verdict.lacks_property_alone and measurement is not None:
         return replace(found, state=TrialState.COMPLETE, reason=_describe_lack(verdict, found))
     if verdict.outcome is not Outcome.PASS or measurement is None:
-        return replace(found, state=TrialState.COMPLETE, reason=f"not verified: {verdict.reason}")
+        passing = f"; {attempt.instead[1]} passes" if attempt.instead else ""
+        return replace(found, state=TrialState.COMPLETE, reason=f"not verified: {verdict.reason}{passing}")
     if measurement.pruned:
         reason = f"stopped early at {found.speedup}×: it could no longer lead"
         return replace(found, state=TrialState.PRUNED, reason=reason)

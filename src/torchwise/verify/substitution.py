@@ -1,4 +1,4 @@
-"""Judge a model with other operators than its own, by the error or the loss of quality that the user allows.
+"""Judge a model with other operators or numbers than its own, by the error or loss of quality that the user allows.
 
 The rest of a plan is verified as always: against the model with these operators, and not against the original.
 """
@@ -13,12 +13,14 @@ from typing import Any
 import torch
 
 from torchwise.errors import format_error
-from torchwise.records import Check, CheckName, Outcome
+from torchwise.plan.workload_spec import WorkloadSpec
+from torchwise.records import Check, CheckName, Outcome, Verdict
 from torchwise.records.format import percent
 from torchwise.verify.compare import check_structure
 from torchwise.verify.deviation import errors_of, is_rounded
 from torchwise.verify.observe import Observation, observe
 from torchwise.workload.module_state import kept_state
+from torchwise.workload.target import find_factory
 from torchwise.workload.workload import Example
 
 Metric = Callable[[Callable[..., Any]], float]
@@ -53,6 +55,16 @@ def check_substitution(
         yield _check_error(mine, theirs, tolerance) if structure.outcome is Outcome.PASS else structure
 
 
+def judge_substitution(
+    original: Callable[..., Any], substituted: Callable[..., Any], examples: Sequence[Example], spec: WorkloadSpec
+) -> Verdict:
+    """Judge other operators or numbers by the error, or the loss of quality, that a request allows."""
+    assert spec.tolerance is not None, "without one nothing is replaced"
+    metric = find_factory(spec.metric) if spec.metric else None
+    with kept_state((original, substituted)):
+        return Verdict(tuple(check_substitution(original, substituted, examples, spec.tolerance, metric)))
+
+
 def _worst_error(
     original: Callable[..., Any], substituted: Callable[..., Any], examples: Sequence[Example]
 ) -> float | None:
@@ -73,7 +85,7 @@ def _check_error(mine: Observation, theirs: Observation, tolerance: float) -> Ch
             if error > worst:
                 worst, place = error, name
     passes = worst <= tolerance
-    detail = f"other operators change {place or 'the output'} by {worst:.2g} of its root mean square, and "
+    detail = f"other operators or numbers change {place or 'the output'} by {worst:.2g} of its root mean square, and "
     return Check(
         CheckName.SUBSTITUTION,
         Outcome.PASS if passes else Outcome.FAIL,
@@ -108,6 +120,6 @@ def _check_metric(
     return Check(
         CheckName.SUBSTITUTION,
         Outcome.PASS if passes else Outcome.FAIL,
-        f"with other operators the metric is {after:.6g} in place of {before:.6g}: it loses {share}, and "
+        f"with other operators or numbers the metric is {after:.6g} in place of {before:.6g}: it loses {share}, and "
         f"{percent(tolerance)} is allowed",
     )

@@ -50,6 +50,8 @@ class Subject:
         training: whether gradients are compared too.
         stateful: whether a call changes the state that the next one starts from.
         first: the candidate's first answer to each example, or empty if there was none.
+        is_quantized: whether numbers are rounded to few bits on the way, so that the last bit of a sum may move a
+            result as bfloat16 does.
     """
 
     workload: Workload
@@ -61,6 +63,12 @@ class Subject:
     training: bool = False
     stateful: bool = False
     first: Sequence[Observation | None] = ()
+    is_quantized: bool = False
+
+    @property
+    def epsilon(self) -> float | None:
+        """Spacing at 1 of the coarsest numbers on the way, or None for those of each tensor's own dtype."""
+        return EPSILON["bf16"] if self.is_quantized else EPSILON.get(self.precision)
 
     @property
     def module(self) -> torch.nn.Module | None:
@@ -112,7 +120,7 @@ def _deterministic(subject: Subject, candidate: Callable[..., Any], inputs: list
         observation = _observe_call(subject, candidate, example, position, native.calls)
         exact = reference.observe_example(example, position, native.calls)
         moved = Sensitivity(partial(_run_in_context, subject, example, position, native.calls))
-        checks = compare(Sides(observation, native, floor, exact), EPSILON.get(subject.precision), moved)
+        checks = compare(Sides(observation, native, floor, exact), subject.epsilon, moved)
         yield from (_recheck_on_cpu(subject, check, reference, example, position) for check in checks)
         if checks[-1].outcome is Outcome.NOT_COMPARABLE and checks[-1].error is not None:
             return  # nothing can be compared, and finding that out takes many runs

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchwise.errors import UnsupportedError
-from torchwise.plan.choice import Choice, Stage, list_values, load_choices, load_code
+from torchwise.plan.choice import Choice, Stage, find_choice, list_values, load_choices, load_code
 
 Layer = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -54,7 +54,8 @@ def transform_model(call: Callable[..., Any], names: Sequence[str]) -> tuple[Cal
 
 
 def _find(name: str) -> Choice | None:
-    return load_choices().get(("transforms", name))
+    load_choices()
+    return find_choice("transforms", name)
 
 
 def _stage_of(name: str) -> Stage:

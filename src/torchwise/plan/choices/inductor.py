@@ -33,6 +33,7 @@ register(
         compile_factor=1.3,
         target_cost="gemm",
         min_remaining_fraction=0.5,
+        freezes_weights=True,
         not_ahead="the weights are frozen into the code, which would not notice changed weights",
         ahead_instead=(),
     ),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.numerics import Numerics
+from torchwise.plan.rules import freezes_weights
 from torchwise.plan.trait import Trait
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ def find_loop_problems(plan: Plan) -> Iterator[str]:
     """Yield the reasons why repeated parts of the graph cannot be compiled once in a plan."""
     if plan.mode in ("reduce-overhead", "max-autotune"):
         yield f"scope is 'rolled', but mode {plan.mode!r} captures each call of the body: capture the whole call"
-    if plan.option("freezing"):
-        yield "option freezing is True, but scope is 'rolled': one body for many weights cannot hold them as constants"
+    if freezes_weights(plan):
+        yield "weights are frozen into the code, but scope is 'rolled': one body for many weights cannot hold them"
 
 
 register(

@@ -80,7 +80,8 @@ class CompileConfig:
         minimum_speedup: the speed-up over eager that a plan must surely reach (the low end of its 95 % interval). At
             least 1.
         effort: "quick", "standard" or "thorough".
-        allow: how far a plan may change the outputs: "exact", "same-precision", "lower-precision" or "substituted".
+        allow: how far a plan may change the outputs: "exact", "same-precision", "lower-precision",
+            "quantized" or "substituted".
         budget_s: seconds for everything from the first call to the plan, or None for the effort's own limit on the
             search.
         compile_timeout_s: seconds that one candidate may compile, or None for all of a trial's limit.

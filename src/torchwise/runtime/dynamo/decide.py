@@ -125,7 +125,8 @@ class Options:
     Attributes:
         effort: "quick", "standard" or "thorough", for each graph.
         calls: expected number of calls of each graph over its lifetime.
-        allow: "exact", "same-precision" (default), "lower-precision" or "substituted" (other operators).
+        allow: "exact", "same-precision" (default), "lower-precision", "quantized" (numbers of fewer bits)
+            or "substituted" (other operators).
         store: URL or file of the store, by default in the user's data directory.
         budget: seconds of tuning, over all graphs of the process, after which no further graph is tuned.
         progress: whether to show the running trials.

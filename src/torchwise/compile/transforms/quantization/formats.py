@@ -1,0 +1,200 @@
+"""Linear layers with weights of fewer bits, one class for each format.
+
+Such a layer keeps its weight for code that reads it, and has the rounded one beside it as buffers. In float64, where a
+plan finds its reference, it computes the same function exactly.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from torchwise._torch import low_bits
+
+GROUP = 32
+"""Weights of 4 bits that share a scale."""
+LARGEST_INT8 = 127.0
+MIN_ROWS_CUDA = 32
+"""Rows of a product of whole numbers on CUDA, which takes no fewer than 17."""
+TINY = 1e-12
+"""The least scale: a row of zeros has none."""
+
+_multiply_int8 = low_bits.INT8_PRODUCT.get("a plan with int8_dynamic")
+_multiply_int8_weights = low_bits.INT8_WEIGHTS_PRODUCT.get("a plan with int8_weights")
+_multiply_int4 = low_bits.INT4_PRODUCT.get("a plan with int4_weights")
+_multiply_int4_cuda = low_bits.INT4_PRODUCT_CUDA.get("a plan with int4_weights")
+_multiply_float8 = low_bits.FLOAT8_PRODUCT.get("a plan with fp8_dynamic")
+
+
+class QuantizedLinear(nn.Linear):
+    """Takes the place of the class of a linear layer, whose attributes it keeps.
+
+    Attributes:
+        MULTIPLES: the numbers of inputs and of outputs must be multiples of these, for each kind of device.
+    """
+
+    MULTIPLES: ClassVar[dict[str, tuple[int, int]]]
+
+    def quantize(self) -> None:
+        """Round the weight, and keep the result in buffers that no `state_dict` has."""
+        raise NotImplementedError
+
+    def multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the product of rows of inputs with the rounded weight."""
+        raise NotImplementedError
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return the product, with the bias, as `nn.Linear` does. It answers inputs that it refuses or that are empty.
+
+        Autocast gives such a product its own dtype, whatever the input has.
+        """
+        device = input.device.type
+        is_cast = torch.is_autocast_enabled(device) and input.dtype is not torch.float64
+        is_unfit = input.shape[-1:] != (self.in_features,) or not (is_cast or input.dtype is self.weight.dtype)
+        if is_unfit or input.numel() == 0:
+            return super().forward(input)
+        product = self.multiply(input.reshape(-1, self.in_features))
+        product = product.to(torch.get_autocast_dtype(device) if is_cast else input.dtype)
+        if self.bias is not None:
+            product = product + self.bias.to(product.dtype)
+        return product.reshape(*input.shape[:-1], self.out_features)
+
+    def _keep(self, **tensors: torch.Tensor) -> None:
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor, persistent=False)
+
+
+class Int8Dynamic(QuantizedLinear):
+    """Whole numbers of 8 bits: the weight with a scale for each output, inputs with one for each row."""
+
+    MULTIPLES: ClassVar = {"cpu": (1, 1), "cuda": (8, 8)}
+    int8_weight: torch.Tensor
+    weight_scale: torch.Tensor
+
+    def quantize(self) -> None:
+        """Round the weight."""
+        scaled, scale = scale_rows(self.weight.detach(), LARGEST_INT8)
+        self._keep(int8_weight=torch.round(scaled).to(torch.int8), weight_scale=scale.flatten())
+
+    def multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        """Round the rows, and multiply whole numbers, which is exact."""
+        scaled, scale = scale_rows(rows, LARGEST_INT8)
+        whole = torch.round(scaled).to(torch.int8)
+        if whole.is_cuda and len(whole) < MIN_ROWS_CUDA:
+            whole = functional.pad(whole, (0, 0, 0, MIN_ROWS_CUDA - len(whole)))
+        product: torch.Tensor = _multiply_int8(whole, self.int8_weight.t())
+        return product[: len(rows)].to(scale.dtype) * scale * self.weight_scale
+
+
+class Int8Weights(QuantizedLinear):
+    """Weights of 8 bits with a scale for each output. A CPU multiplies in bfloat16, a GPU in the input's dtype."""
+
+    MULTIPLES: ClassVar = {"cpu": (16, 1), "cuda": (1, 1)}  # a CPU reads beyond the end of a row of any other length
+    int8_weight: torch.Tensor
+    weight_scale: torch.Tensor
+
+    def quantize(self) -> None:
+        """Round the weight. The scales are in the dtype of the product: Inductor wants them as they are."""
+        weight = self.weight.detach()
+        scale = scale_rows(weight, LARGEST_INT8)[1].bfloat16()
+        whole = torch.round(weight.float() / scale.float()).clamp(-LARGEST_INT8, LARGEST_INT8)
+        self._keep(int8_weight=whole.to(torch.int8), weight_scale=scale.flatten())
+
+    def multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        """Multiply with the rounded weight."""
+        if rows.dtype is torch.float64 or rows.device.type != "cpu":
+            return functional.linear(rows, self.int8_weight.to(rows.dtype)) * self.weight_scale.to(rows.dtype)
+        product: torch.Tensor = _multiply_int8_weights(
+            rows.bfloat16().contiguous(), self.int8_weight, self.weight_scale.bfloat16()
+        )
+        return product
+
+
+class Int4Weights(QuantizedLinear):
+    """Weights of 4 bits, each group of them with a scale and an offset in bfloat16."""
+
+    MULTIPLES: ClassVar = {"cpu": (GROUP, 16), "cuda": (128, 8)}
+    packed_weight: torch.Tensor
+    scales_and_zeros: torch.Tensor
+
+    def quantize(self) -> None:
+        """Round the weight, and pack it as the device wants it."""
+        whole, scales_and_zeros = round_groups(self.weight.detach())
+        self._keep(packed_weight=_pack_int4(whole), scales_and_zeros=scales_and_zeros)
+
+    def multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        """Multiply with the rounded weight."""
+        if rows.dtype is torch.float64:
+            return functional.linear(rows, self.dequantize().to(rows.dtype))
+        multiply = _multiply_int4 if rows.device.type == "cpu" else _multiply_int4_cuda
+        product: torch.Tensor = multiply(
+            rows.bfloat16().contiguous(), self.packed_weight, GROUP, self.scales_and_zeros.bfloat16()
+        )
+        return product
+
+    def dequantize(self) -> torch.Tensor:
+        """Return the rounded weight as numbers, from the weight: only the device can read what it packed."""
+        whole, scales_and_zeros = round_groups(self.weight)
+        scale, zero = scales_and_zeros.to(self.weight.dtype).transpose(0, 1).unbind(2)
+        groups: torch.Tensor = (whole - 8).unflatten(1, (-1, GROUP)).to(self.weight.dtype)
+        found: torch.Tensor = groups * scale[..., None] + zero[..., None]
+        return found.flatten(1)
+
+
+class Float8Dynamic(QuantizedLinear):
+    """Numbers of 8 bits, 4 of them for an exponent: the weight with a scale for each output, inputs for each row."""
+
+    MULTIPLES: ClassVar = {"cuda": (16, 16)}
+    float8_bytes: torch.Tensor
+    weight_scale: torch.Tensor
+
+    def quantize(self) -> None:
+        """Round the weight. It is kept as bytes, as a copy in a lower precision would convert the numbers."""
+        scaled, scale = scale_rows(self.weight.detach(), _LARGEST_FLOAT8)
+        self._keep(float8_bytes=scaled.to(_FLOAT8).view(torch.uint8), weight_scale=scale.flatten())
+
+    def multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        """Round the rows, and multiply."""
+        scaled, scale = scale_rows(rows, _LARGEST_FLOAT8)
+        small, weight = scaled.to(_FLOAT8), self.float8_bytes.view(_FLOAT8)
+        if rows.dtype is torch.float64 or not rows.is_cuda:
+            return functional.linear(small.to(scale.dtype), weight.to(scale.dtype)) * scale * self.weight_scale
+        found: torch.Tensor = _multiply_float8(
+            small, weight.t(), scale, self.weight_scale.float()[None], out_dtype=torch.bfloat16
+        )
+        return found
+
+
+_FLOAT8 = torch.float8_e4m3fn
+_LARGEST_FLOAT8 = torch.finfo(_FLOAT8).max
+
+
+def scale_rows(rows: torch.Tensor, largest: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows scaled so that none has a number above `largest`, and their scales, in float32 or float64."""
+    wide = rows if rows.dtype is torch.float64 else rows.float()
+    scale = wide.abs().amax(1, keepdim=True).clamp(min=TINY) / largest
+    return wide / scale, scale
+
+
+def round_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a weight as whole numbers from 0 to 15, and the scale and offset of each group, in bfloat16.
+
+    A number is its distance from 8, times the scale, plus the offset.
+    """
+    groups = weight.float().unflatten(1, (-1, GROUP))
+    least, most = groups.amin(2), groups.amax(2)
+    scale = ((most - least).clamp(min=TINY) / 15).bfloat16()
+    zero = (least + 8 * scale.float()).bfloat16()
+    whole = torch.round((groups - zero.float()[..., None]) / scale.float()[..., None]) + 8
+    found = whole.clamp(0, 15).flatten(1).to(torch.int32)
+    return found, torch.stack([scale, zero], 2).transpose(0, 1).contiguous()
+
+
+def _pack_int4(whole: torch.Tensor) -> Any:
+    if whole.device.type == "cpu":
+        return low_bits.INT4_PACK.get()(whole, 1)
+    pairs = (whole[:, ::2] << 4 | whole[:, 1::2]).to(torch.uint8)
+    return low_bits.INT4_PACK_CUDA.get()(pairs, 8)

@@ -1,0 +1,69 @@
+"""Find the parts of a model that a rewrite may change, so that the error or the loss of quality stays allowed.
+
+Each part is changed alone, and the error that it causes is measured. The parts that cause the least error for their
+size come first. The longest beginning of that order which passes the user's own limit is found by halving: every
+selection that is returned has passed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from torchwise.verify.substitution import check_substitution
+from torchwise.workload.workload import Example
+
+MAX_S = 20.0
+"""Seconds for measuring parts by themselves. The smallest, which come last, stay as they are after that."""
+MIN_SHARE = 0.2
+"""Share of the sizes of all parts that a selection must have: less saves too little for another trial."""
+
+Rewrite = Callable[[Collection[str]], Callable[..., Any]]
+"""Takes the names of the parts that stay as they are, and returns the model with the others changed."""
+
+
+def choose_skipped(
+    original: Callable[..., Any],
+    rewrite: Rewrite,
+    sizes: Mapping[str, int],
+    passes: Callable[[Callable[..., Any]], bool],
+    example: Example,
+    budget_s: float = MAX_S,
+) -> tuple[str, ...] | None:
+    """Return the parts to leave as they are so that the rest passes, or None if too little would be left to change.
+
+    Args:
+        original: the model.
+        rewrite: makes a model with some parts changed.
+        sizes: the size of each part, by name.
+        passes: whether a changed model is allowed.
+        example: input to measure the errors of the parts on.
+        budget_s: seconds for that.
+    """
+    errors: dict[str, float] = {}
+    end = time.monotonic() + budget_s
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        if time.monotonic() < end:
+            errors[name] = _measure_error(original, rewrite([other for other in sizes if other != name]), example)
+    order = sorted(errors, key=lambda name: errors[name] ** 2 / sizes[name])  # errors add up by their squares
+    changed = order[: _count_passing(order, lambda kept: passes(rewrite([n for n in sizes if n not in kept])))]
+    if sum(sizes[name] for name in changed) < MIN_SHARE * sum(sizes.values()):
+        return None
+    return tuple(name for name in sizes if name not in changed)
+
+
+def _measure_error(original: Callable[..., Any], changed: Callable[..., Any], example: Example) -> float:
+    """Return the error that a change causes. It is infinite if the output has another form, or other infinities."""
+    (check,) = check_substitution(original, changed, [example], math.inf)
+    return math.inf if check.error is None else check.error
+
+
+def _count_passing(order: Sequence[str], passes: Callable[[Sequence[str]], bool]) -> int:
+    """Return how many of the first names pass together. More of them are assumed to be no better, and not all pass."""
+    passing, failing = 0, len(order)
+    while failing - passing > 1:
+        middle = (passing + failing) // 2
+        passing, failing = (middle, failing) if passes(order[:middle]) else (passing, middle)
+    return passing

@@ -1,0 +1,38 @@
+"""Linear layers with weights of fewer bits on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torchwise.compile import compile_plan  # noqa: E402
+from torchwise.compile.transforms import quantization  # noqa: E402
+from torchwise.plan import Plan  # noqa: E402
+from torchwise.workload import Example  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+ERRORS = {"int8_dynamic": 0.03, "int8_weights": 0.02, "int4_weights": 0.2, "fp8_dynamic": 0.1}
+
+
+@pytest.mark.parametrize("name", [*ERRORS])
+@pytest.mark.parametrize("rows", [1, 17, 256])
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_layer_answers_nearly_as_the_original(name: str, rows: int, backend: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 256))
+    model = model.eval().cuda().bfloat16()
+    if name == "fp8_dynamic" and not quantization.multiplies_float8(model):
+        pytest.skip("this GPU does not multiply float8")
+    x = torch.randn(rows, 512, device="cuda", dtype=torch.bfloat16)
+    plan = Plan(transforms=(name,), backend=backend)
+    with torch.no_grad():
+        call = compile_plan(model, plan, Example((x,)), device="cuda", mode="inference").call
+        found, expected = call(x).double(), model.double()(x.double())
+    assert float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt()) < ERRORS[name]
+
+
+def test_sizes_that_a_gpu_does_not_multiply_are_left_alone() -> None:
+    odd = torch.nn.Sequential(torch.nn.Linear(20, 12)).cuda()
+    for name in ("int8_dynamic", "int4_weights", "fp8_dynamic"):
+        assert getattr(quantization, f"list_{name}_layers")(odd) == {}
