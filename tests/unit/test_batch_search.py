@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -263,6 +264,18 @@ def test_if_the_larger_batch_raises_the_smaller_one_stays_decided(storage: Stora
     study = run_study(Request(workload), storage, Broken(), listener)
     assert batch_of(study) == (INDUCTOR, 40)
     assert any(note == "the search ends with the batch sizes so far: the model runs out of memory" for note in notes)
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_the_budget_is_named_as_it_was_given_in_each_part_of_the_search(storage: Storage, wait: bool) -> None:
+    class Slow(Server):
+        def run(self, job: Any, limits: Any, on_stage: Any) -> str | Failure:
+            if getattr(job, "task", "") == "inspect":
+                time.sleep(max(limits.time_s, 0))
+            return super().run(job, limits, on_stage)
+
+    study = search(storage, Slow(), budget_s=0.5, wait=wait)
+    assert any("the budget of 500 ms is spent" in reason for reason in study.excluded), study.excluded
 
 
 @pytest.mark.parametrize("budget_s", [None, 500.0])

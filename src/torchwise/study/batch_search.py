@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -202,8 +203,9 @@ class _BatchSearch:
         """Search for a plan at a batch size. Without a budget, the time of the effort is for plans alone."""
         self.listener.note(f"searching for a plan at batch {size}")
         workload = replace(self.request.workload, batch=BatchDim(0, size))
-        left_s = None if self.request.budget_s is None else max(self._budget.left_s, 1e-3)
-        return self.run(replace(self.request, workload=workload, budget_s=left_s, begun=None, identity=None))
+        # The budget goes on under the user's own number. A wait that does not count is not counted there either.
+        begun = None if self.request.budget_s is None else time.monotonic() - self._budget.now_s
+        return self.run(replace(self.request, workload=workload, begun=begun, identity=None))
 
     def _decide_again(self, study: Study) -> Study:
         """Store a decision once more, so that it is the latest of the target."""
@@ -223,7 +225,7 @@ class _BatchSearch:
         )
         first = found.tried[0]
         if plan.is_eager and first.samples_per_s is None and self._budget.is_spent:
-            raise BudgetError(f"{self._budget}, and no batch size is measured. Give a larger budget")
+            raise BudgetError(f"{self._budget}, and no batch size is tried. Give a larger budget")
         if plan.is_eager and first.samples_per_s is None:
             raise InputError(f"a batch size is wanted, but batch {first.size} fails: {first.problem}")
         if found.best and len(found.tried) > 1:
