@@ -179,6 +179,21 @@ def test_a_plan_that_compiles_for_ever_leaves_time_for_another(storage: Storage,
     assert study.decision.plan == INDUCTOR
 
 
+@pytest.mark.parametrize(("budget_s", "limit_s"), [(900.0, 850.0), (None, 121.0)])
+def test_a_plan_for_which_nothing_else_waits_has_the_whole_budget(
+    budget_s: float | None, limit_s: float, storage: Storage
+) -> None:
+    heard: dict[str, float] = {}
+
+    class Notes(Table):
+        def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
+            heard[f"{job.task} {job.plan}"] = limits.time_s
+            return super().run(job, limits, on_stage)
+
+    run_study(request(10**5, effort="quick", budget_s=budget_s), storage, Notes(), Listener())
+    assert heard["try inductor"] == pytest.approx(limit_s, rel=0.06)
+
+
 def test_a_compile_time_out_ends_compiling_alone_and_its_trial_is_not_repeated(storage: Storage) -> None:
     heard: list[Limits] = []
 

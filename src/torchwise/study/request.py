@@ -159,6 +159,11 @@ class Request:
         return EFFORTS[self.effort].search_s if self.plans is None else math.inf
 
     @property
+    def limits_all(self) -> bool:
+        """Whether the user's budget is the only limit of a plan for which no other one waits."""
+        return self.budget_s is not None and self.limit_s is None
+
+    @property
     def trial_s(self) -> float:
         """Seconds after which one trial is ended, with those that it may compile."""
         own = EFFORTS[self.effort if self.plans is None else "thorough"].trial_s

@@ -113,8 +113,7 @@ def _run_study(
     if inspection is None:
         listener.start_inspection()
         job = replace(request.make_job("inspect"), reads=str(reads or ""))
-        limits = Limits.from_free_memory(request.inspection_s)
-        inspection = inspect_workload(launcher, job, limits, budget.spent.stage)
+        inspection = inspect_workload(launcher, job, Limits.from_free_memory(request.inspection_s), budget.spent.stage)
     check_requirements(inspection)
     listener.finish_inspection(inspection)
     if request.fullgraph:
@@ -212,8 +211,9 @@ class _Loop:
         """
         return prune_below(history) if self.request.plans is None else None
 
-    def _limit_s(self, history: History) -> float:
-        return self.request.trial_s + CALLS_PER_TRIAL * history.economics.baseline_s
+    def _limit_s(self, history: History, is_last: bool = False) -> float:
+        own_s = self.request.trial_s + CALLS_PER_TRIAL * history.economics.baseline_s
+        return max(own_s, self.budget.left_s) if is_last and self.request.limits_all else own_s
 
     def _counts(self, plan: Plan) -> bool:
         """Return whether a plan may be decided for: its code is known, and the user's list, if any, has it."""
@@ -253,7 +253,7 @@ class _Loop:
             baseline_s=history.economics.baseline_s,
             cache_dir=self.caches.new(trial.plan),
         )
-        limits = self.request.make_limits(min(self._limit_s(history), limit_s))
+        limits = self.request.make_limits(min(self._limit_s(history, math.isinf(limit_s)), limit_s))
         return try_plan(self.launcher, job, trial, limits, self.budget.spent.stage)
 
     def _resolve_ties(self) -> int:
