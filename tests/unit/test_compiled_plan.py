@@ -108,17 +108,30 @@ def test_what_is_traced_says_how_each_output_lies(name: str) -> None:
     assert any(node.target == "contiguous" for node in graph.graph.nodes) is said
 
 
-def test_channels_last_really_runs_in_channels_last() -> None:
+@pytest.mark.parametrize("name", ["channels_last", "channels_last_3d"])
+def test_a_memory_format_holds_for_inputs_and_weights_of_its_rank_alone(name: str) -> None:
     seen = []
 
     class Spy(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen.append(x.is_contiguous(memory_format=torch.channels_last))
-            return x * 2
+        def __init__(self) -> None:
+            super().__init__()
+            self.flat, self.deep = torch.nn.Conv2d(3, 3, 3), torch.nn.Conv3d(3, 3, 3)
 
-    x = torch.randn(2, 3, 8, 8)
-    compile_call(Spy(), Plan(memory_format="channels_last"), x)(x)  # type: ignore[operator]
-    assert seen[-1]
+        def forward(self, image: torch.Tensor, volume: torch.Tensor) -> torch.Tensor:
+            seen.append([is_last(one) for one in (image, self.flat.weight, volume, self.deep.weight)])
+            return self.deep(volume).sum(dim=2) + self.flat(image)
+
+    def is_last(tensor: torch.Tensor) -> bool:
+        form = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+        return tensor.is_contiguous(memory_format=form)
+
+    model, inputs = Spy(), (torch.randn(2, 3, 8, 8), torch.randn(2, 3, 8, 8, 8))
+    with torch.no_grad():
+        right = model(*inputs)
+        made = compile_plan(model, Plan(memory_format=name), Example(inputs), device="cpu", mode="inference")
+        assert torch.allclose(made.call(*inputs), right, atol=1e-5)
+    assert seen[0] == [False] * 4
+    assert seen[-1] == ([True, True, False, False] if name == "channels_last" else [False, False, True, True])
 
 
 @pytest.mark.parametrize("plan", [Plan(precision="bf16"), Plan(memory_format="channels_last")])

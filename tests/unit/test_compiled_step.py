@@ -224,6 +224,34 @@ def test_channels_last_lays_out_weights_state_and_inputs_and_back() -> None:
     step(x, y)
 
 
+@pytest.mark.parametrize("name", ["channels_last", "channels_last_3d"])
+def test_a_step_of_images_and_volumes_is_laid_out_rank_by_rank_with_its_buffers(name: str) -> None:
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.flat, self.deep = torch.nn.Conv2d(3, 4, 3), torch.nn.Conv3d(3, 4, 3)
+            self.register_buffer("mask", torch.ones(2, 3, 8, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.flat(x * self.mask).mean(dim=(2, 3)) + self.deep(x[:, :, None].repeat(1, 1, 3, 1, 1)).mean(
+                dim=(2, 3, 4)
+            )
+
+    step = a_step(Both(), adam)
+    x, y = torch.randn(2, 3, 8, 8), torch.randint(0, 4, (2,))
+    mask, strides = step.model.mask, {name: t.stride() for name, t in step.model.state_dict().items()}
+    made = compile_plan(step, Plan(memory_format=name), Example((x, y)), device="cpu", mode="training")
+    is_flat = name == "channels_last"
+    assert step.model.flat.weight.is_contiguous(memory_format=torch.channels_last) is is_flat
+    assert step.model.deep.weight.is_contiguous(memory_format=torch.channels_last_3d) is not is_flat
+    assert step.model.mask.is_contiguous(memory_format=torch.channels_last) is is_flat
+    made.call(x, y)
+    made.close()
+    assert step.model.mask is mask
+    assert {name: t.stride() for name, t in step.model.state_dict().items()} == strides
+    step(x, y)
+
+
 LAID_OUT = Plan(memory_format="channels_last")
 
 

@@ -77,6 +77,13 @@ def reachable(space: PlanSpace) -> dict[Plan, list[tuple[Plan, Choice]]]:
 # ---- open choices
 
 
+def test_volumes_have_a_memory_format_of_their_own() -> None:
+    """Not among all traits, as each memory format more is a third more plans for the tests that look at every plan."""
+    choice = CHOICES["memory_format", "channels_last_3d"]
+    assert a_space().excludes(choice) == lacks(Trait.CONV3D)
+    assert a_space(traits=ALL_TRAITS | {"conv3d"}).excludes(choice) is None
+
+
 @pytest.mark.parametrize(
     ("key", "closed", "reason"),
     [

@@ -43,6 +43,7 @@ from torchwise.trial import (
     worker,
 )
 from torchwise.trial.full_graph import require_full_graph
+from torchwise.trial.inspection import inspect
 from torchwise.trial.launcher import WAITING
 from torchwise.trial.worker import MessageKind, UserError
 
@@ -235,6 +236,19 @@ def test_an_error_of_the_users_crosses_whole_and_as_a_class_that_is_known(
     assert message_kind is MessageKind.ERROR
     error = codec.from_json(text, UserError).to_error()
     assert (type(error), str(error)) == (kind, str(raised))
+
+
+def test_inspection_tells_convolutions_of_volumes_from_those_of_images(tmp_path: Path) -> None:
+    file = tmp_path / "volumes.py"
+    file.write_text(
+        "import torch\n"
+        "def volumes():\n    return torch.nn.Conv3d(8, 16, 3), (torch.randn(1, 8, 12, 12, 12),)\n"
+        "def images():\n    return torch.nn.Conv2d(8, 16, 3), (torch.randn(1, 8, 48, 48),)\n"
+    )
+    for name, has, lacks in (("volumes", "conv3d", "conv"), ("images", "conv", "conv3d")):
+        traits = inspect(Job("inspect", WorkloadSpec(f"{file}:{name}"), effort=BRIEF), lambda _stage: None).traits
+        assert has in traits
+        assert lacks not in traits
 
 
 def test_inspection_finds_what_the_model_is(launcher: ProcessLauncher) -> None:

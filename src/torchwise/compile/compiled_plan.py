@@ -161,7 +161,7 @@ def _prepare_call(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., A
             "mode: call eval() first"
         )
     inside, guarded, follows = form, frozen or form is not call, False
-    if isinstance(form, torch.nn.Module) and (plan.precision == "bf16" or plan.memory_format == "channels_last"):
+    if isinstance(form, torch.nn.Module) and (plan.precision == "bf16" or plan.memory_format != "preserve"):
         derived = DerivedWeights(form, plan)
         inside, follows = derived.copy, not frozen
         layers += [derived.with_weight_sync] if follows else []

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from torchwise._torch import pytree as _pytree
+from torchwise.compile.memory_formats import layout_for
 from torchwise.compile.signature import Signature, signature_of
 from torchwise.compile.transforms.eager_strides import Order, lay_out, order_of
 from torchwise.errors import UnsupportedError
@@ -99,9 +100,8 @@ class IOCasts:
             return leaf
         if self.plan.precision == "bf16" and leaf.is_floating_point():
             leaf = leaf.to(torch.bfloat16)
-        if self.plan.memory_format == "channels_last" and leaf.dim() == 4:
-            leaf = leaf.to(memory_format=torch.channels_last)
-        return leaf
+        layout = layout_for(self.plan.memory_format, leaf)
+        return leaf if layout is None else leaf.to(memory_format=layout)
 
     def _leave(self, leaves: list[Any], leaves_in: list[Any], form: OutputForm) -> list[Any]:
         inputs = [leaf for leaf in leaves_in if isinstance(leaf, torch.Tensor)]

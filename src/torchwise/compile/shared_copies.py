@@ -13,6 +13,7 @@ import torch
 from torchwise.compile.attribute_sync import AttributeSync, as_original
 from torchwise.compile.guards.module_guard import STANDARD, ModuleGuard, Reads
 from torchwise.compile.guards.varying_values import ChangedModelError, VaryingKind, VaryingValue
+from torchwise.compile.memory_formats import lay_out
 from torchwise.errors import UnsupportedError, WorkloadError
 from torchwise.plan import Plan
 from torchwise.workload import pytree
@@ -312,8 +313,7 @@ def _derive(tensor: torch.Tensor, plan: Plan) -> torch.Tensor:
     derived = tensor.detach().clone()
     if plan.precision == "bf16" and tensor.is_floating_point():
         derived = derived.to(torch.bfloat16)
-    if plan.memory_format == "channels_last" and tensor.dim() == 4:
-        derived = derived.contiguous(memory_format=torch.channels_last)
+    derived = lay_out(plan.memory_format, derived)
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(derived, tensor.requires_grad)
     return derived

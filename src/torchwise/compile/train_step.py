@@ -21,6 +21,7 @@ from torchwise.compile.backends.inductor import compile as compiled_by_inductor
 from torchwise.compile.cuda_graphs.step_graph import CapturedStep
 from torchwise.compile.forward_entry import calls_forward_alone, find_repeated_blocks, find_stages
 from torchwise.compile.io_casts import AUTOCAST
+from torchwise.compile.memory_formats import lay_out, layout_for
 from torchwise.compile.optimizer import TunedOptimizer, lay_states
 from torchwise.compile.recompiles import Recompiles, count_recompiles
 from torchwise.compile.settings import settings_for
@@ -88,8 +89,8 @@ class CompiledStep:
             _check_for_hooks(plan)
         if plan.activation_checkpointing == "blocks":
             self._recompute_blocks()
-        if plan.memory_format == "channels_last":
-            self._lay_out()
+        if plan.memory_format != "preserve":
+            self._lay_out(plan.memory_format)
         loss = self._loss(plan, example, realizer)
         autocast = AUTOCAST.get(plan.precision, written.autocast)
         scaler = written.scaler
@@ -206,13 +207,14 @@ class CompiledStep:
         own["forward"] = forward
         self._undo.callback(lambda: own.pop("forward") if before is None else own.update(forward=before))
 
-    def _lay_out(self) -> None:
+    def _lay_out(self, memory_format: str) -> None:
         model = unwrap_ddp(self._step.model)
-        tensors = [t for t in (*model.parameters(), *model.buffers()) if t.dim() == 4]
+        tensors = [t for t in (*model.parameters(), *model.buffers()) if layout_for(memory_format, t) is not None]
         optimizer = self._step.optimizer
         strides = [(t, t.stride()) for t in tensors]
         self._undo.callback(_lay_back, strides, optimizer)
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        for tensor in tensors:  # `Module.to` refuses a model with tensors of four and of five dimensions
+            tensor.data = lay_out(memory_format, tensor.data)
         lay_states(optimizer)
         if any(group.get("fused") for group in optimizer.param_groups):  # other optimizers heed the layout of both
             saved = functools.partial(_as_laid_before, strides)
@@ -223,13 +225,9 @@ class CompiledStep:
     def _lay_out_inputs(inputs: Any, plan: Plan) -> Any:
         if isinstance(inputs, Mapping):  # the model gets its items alone, and compilers know a dict best
             inputs = dict(inputs)
-        if plan.memory_format != "channels_last":
+        if plan.memory_format == "preserve":
             return inputs
-
-        def lay(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
-
-        return pytree.map_tensors(lay, inputs)
+        return pytree.map_tensors(functools.partial(lay_out, plan.memory_format), inputs)
 
 
 class _WithLoss(torch.nn.Module):

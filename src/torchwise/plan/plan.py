@@ -32,7 +32,7 @@ class Plan:
     Attributes:
         precision: "native" (the model's own dtypes and the process's settings), "tf32", "bf16", "autocast_bf16" or
             "autocast_fp16".
-        memory_format: "preserve" or "channels_last".
+        memory_format: "preserve", "channels_last", or "channels_last_3d" for volumes.
         transforms: names of rewrites, in the order of their application.
         backend: "eager" or a compiler, such as "inductor".
         mode: the compiler's mode, in PyTorch's words, or "default" for eager.

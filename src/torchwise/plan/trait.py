@@ -32,6 +32,7 @@ class Trait(OpenEnum):
     FLOAT32 = "float32", "computes in float32"
     GEMM = "gemm", "spends time in matrix products or convolutions"
     CONV = "conv", "spends time in convolutions of images"
+    CONV3D = "conv3d", "spends time in convolutions of volumes"
     COMPLEX = "complex", "computes with complex numbers"
     RNN = "rnn", "has an nn.RNN, nn.GRU or nn.LSTM"
     PATCHES = "patches", "has convolutions whose windows do not overlap"

@@ -333,16 +333,18 @@ def _traits(
     tensors = [t for example in workload.examples for t in example.tensors()]
     tensors += [*module.parameters(), *module.buffers()] if module is not None else []
     has_autocast = bool(workload.step and workload.step.autocast)
-    dims4 = any(t.dim() == 4 for t in tensors)
+    ranks = {t.dim() for t in tensors}
+    has_convolutions = shares.get("conv", 1.0) > SIGNIFICANT
     found = {
         Trait.MODULE: module is not None,
         Trait.FLOATING: any(t.is_floating_point() for t in tensors),
         Trait.FLOAT32: any(t.dtype is torch.float32 for t in tensors) and not has_autocast,
         Trait.GEMM: shares.get("gemm", 1.0) > SIGNIFICANT,
-        Trait.CONV: dims4 and shares.get("conv", 1.0) > SIGNIFICANT,
+        Trait.CONV: has_convolutions and 4 in ranks,
+        Trait.CONV3D: has_convolutions and 5 in ranks,
         Trait.REPEATED_BLOCKS: module is not None and has("repeated blocks", find_repeated_blocks),
         Trait.STAGES: module is not None and has("stages", find_stages),
-        Trait.PATCHES: module is not None and shares.get("conv", 1.0) > SIGNIFICANT and has("patches", has_patches),
+        Trait.PATCHES: module is not None and has_convolutions and has("patches", has_patches),
         Trait.DEPENDENT_LAUNCH: any(t.is_cuda for t in tensors) and _launches_early(),
         Trait.STATIC_FORM: has("a static form", lambda _: has_static_form(workload.call)),
         Trait.GROWS: once.grows,
