@@ -1,36 +1,20 @@
-"""The page of choices names every choice as the search knows it."""
+"""The page of choices has the table that the choices make, as the search knows them."""
 
 from __future__ import annotations
 
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
+import importlib
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "choices"
+from torchwise.plan.choice import load_choices
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.fixture
-def script() -> ModuleType:
-    spec = spec_from_loader("choices_script", SourceFileLoader("choices_script", str(SCRIPT)))
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_every_choice_is_on_the_page_as_it_is(script: ModuleType) -> None:
-    table = [line for line in script.PAGE.read_text().splitlines() if script.is_row(line)]
-    assert table == script.list_rows(), "run scripts/choices"
-
-
-def test_the_script_mends_the_page(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right, page = script.PAGE.read_text(), tmp_path / "choices.md"
-    first, second = script.list_rows()[:2]
-    page.write_text(right.replace(f"{first}\n", "").replace(second, "| `old` | nothing |"))
-    monkeypatch.setattr(script, "PAGE", page)
-    script.main()
-    assert page.read_text() == right
+def test_every_choice_is_on_the_page_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS))
+    table = importlib.import_module("choices_table").make_table()
+    assert all(f"| {choice.summary} |" in table for choice in load_choices().values())
+    made = f"]]] -->\n{table}\n<!-- [[[end]]] -->\n"
+    assert made in (DOCS / "reference" / "choices.md").read_text(), "renew it by cog, as CONTRIBUTING.md says"
