@@ -329,7 +329,7 @@ def test_the_cost_plot_tells_where_a_plan_pays_back() -> None:
 
 def test_a_plot_holds_no_more_than_can_be_told_apart_and_the_decided_plan_always() -> None:
     study = PARTIAL["many"]
-    speeds, latencies, costs = plots(study)
+    speeds, latencies, costs, *_ = plots(study)
     assert (len(speeds.table), len(costs.table)) == (12, 7)
     assert len(latencies.table) == 1 + 2 * 12
     assert {plot.table[i][0] for plot, i in ((speeds, 0), (latencies, 1), (costs, 1))} == {"inductor + freezing=29"}

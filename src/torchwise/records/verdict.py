@@ -103,6 +103,8 @@ class Figure(OpenEnum):
     """The candidate's loss at the first step, averaged over the seeds."""
     LAST_LOSS = "last_loss"
     """The same at the last step."""
+    METRIC_LOST = "metric_lost"
+    """The share of the user's metric that is lost, or 0 if it gains."""
     DIFFERING = "differing"
     """Elements with other bits, where bits are compared."""
 

@@ -92,9 +92,10 @@ def render_html_part(study: Study, theme: Theme) -> str:
 
 def plots(study: Study) -> list[doc.Plot]:
     """Return the plots that the study has the records for."""
+    from torchwise.report.plots.accuracy import accuracy_plot
     from torchwise.report.plots.study import cost_plot, latency_plot, speedup_plot
 
-    found = (speedup_plot(study), latency_plot(study), cost_plot(study))
+    found = (speedup_plot(study), latency_plot(study), cost_plot(study), accuracy_plot(study))
     return [plot for plot in found if plot]
 
 

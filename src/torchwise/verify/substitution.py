@@ -14,7 +14,7 @@ import torch
 
 from torchwise.errors import format_error
 from torchwise.plan.workload_spec import WorkloadSpec
-from torchwise.records import Check, CheckName, Outcome, Verdict
+from torchwise.records import Check, CheckName, Figure, Outcome, Verdict
 from torchwise.records.format import percent
 from torchwise.verify.compare import check_structure
 from torchwise.verify.deviation import errors_of, is_rounded
@@ -122,4 +122,5 @@ def _check_metric(
         Outcome.PASS if passes else Outcome.FAIL,
         f"with other operators or numbers the metric is {after:.6g} in place of {before:.6g}: it loses {share}, and "
         f"{percent(tolerance)} is allowed",
+        figures={Figure.METRIC_LOST: max(lost / abs(before), 0.0)} if before else {},
     )
