@@ -263,7 +263,7 @@ class StagedSampler:
 
     def _options(self, history: History) -> Iterator[_Option]:
         leader = history.incumbent()
-        bases = dict.fromkeys([leader, history.foundation(), history.fastest_compiled() or EAGER, EAGER])
+        bases = dict.fromkeys([leader, history.foundation(), *history.list_fastest_compiled(), EAGER])
         space = replace(self._space, traits=self._space.traits | history.traits)
         seen: set[Plan] = set()
         for base in bases:
