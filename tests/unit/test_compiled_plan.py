@@ -14,7 +14,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from torchwise.compile import compile_plan, signature_of
 from torchwise.compile.backends import inductor
-from torchwise.compile.backends.inductor import _outputs_owned
+from torchwise.compile.backends.graphs import _outputs_owned
 from torchwise.compile.forward_entry import find_repeated_blocks
 from torchwise.compile.guards.module_guard import _COUNTING, ModuleGuard, ModuleState
 from torchwise.compile.shared_copies import ModuleChangeGuard, share

@@ -19,8 +19,7 @@ from torch._inductor.codecache import PyCodeCache
 from brief import BRIEF
 from torchwise._torch.dynamo import count_compiled_graphs
 from torchwise.compile import compile_plan
-from torchwise.compile.backends import inductor
-from torchwise.compile.backends.freezing import Freezing
+from torchwise.compile.backends.freezing import without_cached_weights
 from torchwise.compile.backends.inductor import compile
 from torchwise.compile.guards.guard_bypass import FastPath
 from torchwise.errors import StalePlanError, UnsupportedError
@@ -181,14 +180,14 @@ def test_a_compilation_that_fails_leaves_no_weights_and_touches_no_other_module(
 
     graph = torch.fx.symbolic_trace(torch.nn.Linear(2, 2))
     with pytest.raises(torch.OutOfMemoryError):
-        Freezing(fails, None)(graph, [])
+        without_cached_weights(fails)(graph, [])
     assert PyCodeCache.modules == modules
     assert sys.modules["compiled_alike"] is others
 
 
 @torch.no_grad()
 def test_many_kinds_of_call_keep_no_more_memory_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inductor, "MAX_BYPASSES", 2)
+    monkeypatch.setattr("torchwise.compile.backends.graphs.MAX_BYPASSES", 2)
     model = torch.nn.Linear(8, 8).eval()
     plan = INDUCTOR.with_choice("shapes", "dynamic")
     call = compile_plan(model, plan, Example((torch.randn(2, 8),)), device="cpu", mode="inference").call

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from torchwise.compile import compile_plan
-from torchwise.compile.backends.inductor import marked_dims
+from torchwise.compile.backends.graphs import marked_dims
 from torchwise.errors import InputError, UnsupportedError, WorkloadError
 from torchwise.plan import EAGER, Plan, PlanSpace, Trait
 from torchwise.plan.choice import load_choices

@@ -24,7 +24,8 @@ from typing import Any
 import torch
 
 from torchwise._torch import dynamo
-from torchwise.compile.backends.inductor import NOTHING, aot_backend, marked_dims, while_compiling
+from torchwise.compile.backends.graphs import NOTHING, marked_dims, while_compiling
+from torchwise.compile.backends.inductor import aot_backend
 from torchwise.compile.guards.guard_bypass import FastPath, GuardBypass, fast_path, make_fast_path
 from torchwise.compile.guards.module_guard import make_quick_check
 from torchwise.compile.signature import Signature, overlap_in, signature_of

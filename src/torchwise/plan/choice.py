@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import pkgutil
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
@@ -104,6 +105,8 @@ class Choice:
         ahead_instead: choices in its place in a plan that is compiled ahead, as (field, value), or None if nothing can
             take its place.
         freezes_weights: whether the weights are constants of the code. When they change, the plan is stale.
+        dynamic_shapes: whether a backend can compile for all sizes at once.
+        packages: the packages that it needs beside PyTorch, by the names that are imported.
         detectors: functions that find in a model the traits that only this choice needs, as (trait, function). A
             function takes the model, and returns whether it has the trait. For a rewrite at stage "trace" it takes
             the graph of the functions that a call runs.
@@ -135,6 +138,8 @@ class Choice:
     not_ahead: str = ""
     ahead_instead: tuple[tuple[str, Any], ...] | None = None
     freezes_weights: bool = False
+    dynamic_shapes: bool = False
+    packages: tuple[str, ...] = ()
     detectors: tuple[tuple[Trait, Code], ...] = ()
     parts: Code | None = None
 
@@ -151,6 +156,11 @@ class Choice:
     def key(self) -> tuple[str, Any]:
         """Its key: the field and the value, which for an option is its name and value."""
         return (self.field, self.value)
+
+    def tell_missing_package(self) -> str | None:
+        """Return which of its packages is not installed, and how to install it, or None. Nothing is imported."""
+        missing = [name for name in self.packages if importlib.util.find_spec(name) is None]
+        return f"it needs {missing[0]}, which is not installed: pip install {' '.join(missing)}" if missing else None
 
 
 ANY = "*"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torchwise.errors import PlanError, did_you_mean
 from torchwise.plan.choice import find_choice, list_values
 from torchwise.plan.plug_ins import WAY_OUT
+from torchwise.plan.rules import find_choices
 
 if TYPE_CHECKING:
     from torchwise.plan.plan import Plan
@@ -37,6 +38,13 @@ def find_unknown_rewrite(plan: Plan) -> str | None:
         if find_choice("transforms", name) is None:
             return _unknown("transforms", name, known)
     return None
+
+
+def find_unusable_part(plan: Plan) -> str | None:
+    """Return, in words, which part of a stored plan cannot run here, or None: a package of it may be missing, too."""
+    missing = (choice.tell_missing_package() for choice in find_choices(plan))
+    lacking = next((text for text in missing if text), None)
+    return f"backend is {plan.backend!r}, but {lacking}" if lacking else find_unknown_rewrite(plan)
 
 
 def _problems(plan: Plan) -> Iterator[str]:

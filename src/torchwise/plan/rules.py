@@ -74,6 +74,9 @@ def _problems(plan: Plan) -> Iterator[str]:
     for choice in find_choices(plan):
         if choice.find_problems is not None:
             yield from choice.find_problems(plan)
+        backend = dict(choice.requires).get("backend", plan.backend)
+        if backend not in ("eager", plan.backend) and ("backend", plan.backend) in CHOICES:
+            yield f"{choice.field} has {choice.value!r}, which is for {backend}, but backend is {plan.backend!r}"
     if plan.of_a_step and (plan.capture in ("call", "branches") or plan.precision == "bf16" or freezes_weights(plan)):
         yield f"{plan.to_json()} is of a training step, but one call captured, bf16 and frozen weights do not train"
     if plan.capture != "none" and plan.mode in CUDA_GRAPH_MODES:

@@ -14,7 +14,7 @@ import torch
 
 from torchwise import environment
 from torchwise.compile.guards.reachable_code import ReachableCode, find_names
-from torchwise.plan.known_names import find_unknown_rewrite
+from torchwise.plan.known_names import find_unusable_part
 from torchwise.records import Decision
 from torchwise.records.structure_differences import (
     DetailKind,
@@ -36,8 +36,8 @@ def stale_because(model: Callable[..., Any], decision: Decision) -> str | None:
     """Return how this model or machine differs from the decision's, or None if the decision holds."""
     if different := decision.environment.differences(environment.detect(decision.environment.device)):
         return "; ".join(different)
-    if unknown := find_unknown_rewrite(decision.plan):
-        return unknown
+    if unusable := find_unusable_part(decision.plan):
+        return unusable
     if structure(model) == decision.structure:
         return None
     details = details_of(model)

@@ -17,7 +17,7 @@ from torchwise.environment import Environment
 from torchwise.errors import BaselineError, StorageError, UnsupportedError
 from torchwise.plan import EAGER, Plan, Trait
 from torchwise.plan.effort import EFFORTS
-from torchwise.plan.known_names import find_unknown_rewrite
+from torchwise.plan.known_names import find_unusable_part
 from torchwise.plan.space import PlanSpace, numerics_of
 from torchwise.records import (
     Decision,
@@ -217,7 +217,7 @@ class _Loop:
 
     def _counts(self, plan: Plan) -> bool:
         """Return whether a plan may be decided for: its code is known, and the user's list, if any, has it."""
-        return find_unknown_rewrite(plan) is None and (self.request.plans is None or plan in self.request.plans)
+        return find_unusable_part(plan) is None and (self.request.plans is None or plan in self.request.plans)
 
     def _others_at_work(self) -> bool:
         return any(trial.state is TrialState.RUNNING for trial in self.storage.get_study(self.study_id).trials)
@@ -393,7 +393,7 @@ class _Loop:
         return None
 
     def _is_open(self, plan: Plan) -> bool:
-        return find_unknown_rewrite(plan) is None and self.request.allow.allows(numerics_of(plan))
+        return find_unusable_part(plan) is None and self.request.allow.allows(numerics_of(plan))
 
 
 def _seconds_per_call(trial: Trial) -> float | None:

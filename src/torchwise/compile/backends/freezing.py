@@ -25,11 +25,13 @@ class Freezing:
 
     Args:
         backend: compiles the graphs.
-        owner: the compiled model. Any other object is ignored.
+        call: the compiled callable. Only the weights of a model are checked.
     """
 
-    def __init__(self, backend: Callable[..., Any], owner: Any) -> None:
+    def __init__(self, backend: Callable[..., Any], call: Callable[..., Any]) -> None:
         self._backend = backend
+        inside = getattr(call, "inside", call)
+        owner = getattr(inside, "__self__", inside)
         self._owner = weakref.ref(owner) if isinstance(owner, torch.nn.Module) else None  # Dynamo keeps this object
         self._unguarded: list[str] = []
         self._compiled: list[Callable[..., Any]] = []
@@ -41,8 +43,7 @@ class Freezing:
             guarded = set(map(id, ModuleState(owner).tensors))
             frozen = (*graph.named_parameters(), *graph.named_buffers())
             self._unguarded += [name for name, tensor in frozen if id(tensor) not in guarded]
-        with _without_cached_weights():
-            self._compiled.append(self._backend(graph, inputs))
+        self._compiled.append(self._backend(graph, inputs))
         compiled, number = self._compiled, len(self._compiled) - 1
         return lambda *args: compiled[number](*args)
 
@@ -59,6 +60,17 @@ class Freezing:
                 f"freezing would fold in {self._unguarded[0]}, which is no parameter, buffer or attribute of the "
                 "model, such as a tensor in a list or of a global module: a change of it would go unnoticed"
             )
+
+
+def without_cached_weights(backend: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Inductor's backend without its copies of weights in the cache that lasts until the process ends."""
+
+    def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        with _without_cached_weights():
+            compiled: Callable[..., Any] = backend(graph, inputs)
+        return compiled
+
+    return compile_graph
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ register(
         summary="torch.compile with Inductor: fuses pointwise work and reductions into its own kernels",
         effort="quick",
         realized_by="torchwise.compile.backends.inductor:compile",
+        dynamic_shapes=True,
     ),
     inductor_option(
         ("freezing", True),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.numerics import Numerics
-from torchwise.plan.rules import freezes_weights
+from torchwise.plan.rules import find_choices, freezes_weights
 from torchwise.plan.trait import Trait
 
 if TYPE_CHECKING:
@@ -23,6 +23,13 @@ def find_loop_problems(plan: Plan) -> Iterator[str]:
         yield f"scope is 'rolled', but mode {plan.mode!r} captures each call of the body: capture the whole call"
     if freezes_weights(plan):
         yield "weights are frozen into the code, but scope is 'rolled': one body for many weights cannot hold them"
+
+
+def find_shape_problems(plan: Plan) -> Iterator[str]:
+    """Yield the reason why a plan's backend cannot compile for all sizes at once."""
+    backend = next((choice for choice in find_choices(plan) if choice.field == "backend"), None)
+    if backend is not None and not backend.dynamic_shapes:
+        yield f"shapes is 'dynamic', but backend {plan.backend!r} compiles for one shape: shapes must be static"
 
 
 register(
@@ -64,9 +71,10 @@ register(
         complexity=1,
         summary="one compilation serves all shapes of the mix, instead of one each",
         required_traits=(Trait.SEVERAL_SHAPES,),
-        requires=ON_INDUCTOR,
+        requires=(("mode", "default"),),
         implies_for=((Trait.GROWS, ("backend", "inductor")), (Trait.SIZES_VARY, ("backend", "inductor"))),
         excluded_by=((Trait.SIZES_FIXED, "the sizes of inputs are said to be fixed"),),
         effort="quick",
+        find_problems=find_shape_problems,
     ),
 )
