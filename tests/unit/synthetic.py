@@ -6,16 +6,19 @@ never by more than it promises (`Choice.keeps`). The effect of a choice depends 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import math
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
+import pytest
 from sketches import FAILED, PASSED, an_inspection, make_measurement
 
 from torchwise.plan import EAGER, Numerics, Plan, PlanSpace
+from torchwise.plan.choice import CHOICES, load_choices
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.plan.space import compile_factor_of
 from torchwise.plan.workload_spec import WorkloadSpec
@@ -80,6 +83,8 @@ class Machine:
             gemm, point = gemm * draw(plan.precision, 0.4, 1.2), point * draw("casts", 1.0, 1.3)
         if plan.backend != "eager":
             point, launch = point * draw("fused", 0.2, 1.1), launch * draw("fewer", 0.3, 1.2)
+        if plan.backend not in ("eager", "inductor"):
+            gemm *= draw(plan.backend, 0.5, 1.3)
         if "max-autotune" in plan.mode:
             gemm *= draw("autotune", 0.6, 1.0)
         if plan.option("freezing"):
@@ -199,6 +204,21 @@ def reachable(space: PlanSpace) -> frozenset[Plan]:
                 found.add(plan)
                 waiting.append(plan)
     return frozenset(found)
+
+
+@contextlib.contextmanager
+def installed(*packages: str) -> Iterator[None]:
+    """Have only the choices that need no package, or these, whatever is installed here."""
+    needed = {key: choice for key, choice in _AS_DECLARED.items() if choice.packages}
+    with pytest.MonkeyPatch.context() as patch:
+        for key, choice in needed.items():
+            is_there = bool(set(choice.packages) & set(packages))
+            patch.setitem(CHOICES, key, replace(choice, packages=() if is_there else (_NOT_THERE,)))
+        yield
+
+
+_NOT_THERE = "no_package_of_this_name"
+_AS_DECLARED = dict(load_choices())
 
 
 def a_space(

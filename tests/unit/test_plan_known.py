@@ -30,8 +30,9 @@ def text(**fields: Any) -> str:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"backend": "inducter"}, "backend has 'inducter', but there are eager, inductor; did you mean inductor?"),
-        ({"backend": "tensorrt"}, "backend has 'tensorrt', but .* or register it in a package with an entry"),
+        ({"backend": "inducter"}, "backend has 'inducter', but there are eager, .*inductor.*; did you mean inductor?"),
+        ({"backend": "tensorrt"}, "backend has 'tensorrt', but .*; did you mean torch-tensorrt?"),
+        ({"backend": "ours"}, "backend has 'ours', but .* or register it in a package with an entry"),
         ({"transforms": ["complex_to_reel"]}, "transforms has 'complex_to_reel', .*did you mean complex_to_real?"),
         (
             {"backend": "inductor", "transforms": ["isolate_rnn", "isolate_rnn"]},

@@ -106,7 +106,7 @@ def test_the_choices_of_a_package_are_tried_by_the_command_line(site: Path) -> N
 def test_a_name_that_nothing_registers_is_refused_with_both_ways_to_register_it(site: Path) -> None:
     done = run(site.parent, "tune", "model.py:make", "--plan", plan(backend="ours"))
     assert done.returncode == 2
-    assert "backend has 'ours', but there are eager, inductor" in done.stderr
+    assert "backend has 'ours', but there are eager, aot-inductor, inductor" in done.stderr
     assert "an entry point of the group torchwise.choices, or in a file that TORCHWISE_PLUGINS names" in done.stderr
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from sketches import CAPTURE, FAILED, HERE, INDUCTOR, a_history, a_trial, an_inspection, make_measurement
-from synthetic import TRAITS, Machine, Search, a_space
+from synthetic import TRAITS, Machine, Search, a_space, installed
 
 from torchwise.plan import EAGER, Plan, PlanSpace
 from torchwise.plan.choice import load_choices
@@ -51,6 +52,12 @@ def exclusion_reasons(history: History, **space: Any) -> dict[str, str]:
 
 
 # ---- order
+
+
+@pytest.fixture(autouse=True)
+def only_pytorch() -> Iterator[None]:
+    with installed():
+        yield
 
 
 def test_what_compiles_nothing_comes_first() -> None:
@@ -807,6 +814,17 @@ def test_a_whole_search_ends_near_the_best_plan(device: str, allow: str, effort:
     excess = sorted(measure_cost_ratio(Search(Machine(seed, device), space, MANY)) for seed in range(8))
     assert excess[-2] <= 1.05, excess  # one model in eight may end in a corner of the space
     assert excess[-1] <= 1.15, excess
+
+
+@pytest.mark.parametrize(("device", "effort"), [("cpu", "standard"), ("cuda", "standard"), ("cpu", "thorough")])
+def test_a_search_among_several_backends_ends_near_the_best_plan(device: str, effort: str) -> None:
+    with installed("openvino", "onnxruntime", "torch_tensorrt"):
+        searches = [Search(Machine(seed, device), a_space(device, effort=effort), MANY) for seed in range(8)]
+        excess = sorted(map(measure_cost_ratio, searches))
+        backends = {trial.plan.backend for search in searches for trial in search.history.trials}
+    assert excess[-2] <= 1.05, excess
+    assert excess[-1] <= 1.15, excess
+    assert backends >= {"inductor", "onnxruntime", "openvino" if device == "cpu" else "torch-tensorrt"}
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -166,6 +166,12 @@ def trace_context(fake_mode: Any) -> AbstractContextManager[Any]:
     return context
 
 
+def leave_trace() -> AbstractContextManager[Any]:
+    """Return a context outside of Dynamo's compilation, in which another one may begin."""
+    context: AbstractContextManager[Any] = TRACING.get()(None)
+    return context
+
+
 def output_strides() -> list[Any] | None:
     """Return the list in which Inductor gives AOTAutograd the strides of a forward graph's outputs, to correct them."""
     context = TRACING_CONTEXT.get().try_get()

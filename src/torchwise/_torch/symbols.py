@@ -24,6 +24,11 @@ def number_expression(number: Any) -> Any:
     return number.node.expr
 
 
+def varies(number: Any) -> bool:
+    """Return whether a number of a graph depends on the sizes of its inputs."""
+    return isinstance(number, NUMBERS) and bool(number_expression(number).free_symbols)
+
+
 def number_hint(number: Any) -> int | None:
     """Return a size as it is now, or None if it depends on data. It puts no condition on later calls."""
     return number if isinstance(number, int) else number.node.hint

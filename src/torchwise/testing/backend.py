@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
+from torchwise.compile.compiled_plan import compile_plan
+from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import Choice, Plan
 from torchwise.plan.choice import load_code
-from torchwise.testing.models import MAX_ROWS, add_and_scale, change_weights, make_net, make_rows
+from torchwise.testing.models import MAX_ROWS, add_and_scale, add_to, change_weights, make_net, make_rows
+from torchwise.workload import Example
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -18,8 +22,10 @@ Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 class BackendContract:
     """A backend takes a callable and a plan, and returns a callable with the same signature and the same answers.
 
-    That holds for modules and functions, keyword arguments, nested outputs and inputs of any size. Weights that are
-    changed in place take effect. The model's own exceptions come through. Inputs stay as they are. If the choice is for
+    That holds for modules and functions, keyword arguments, nested outputs, inputs of any size and several threads.
+    Weights that are changed in place take effect, or the plan is stale if the choice freezes weights. The model's own
+    exceptions come through. Inputs stay as they are, and so do answers when the next call comes. A call with a side
+    effect has it, or is refused with `UnsupportedError`. If the choice is for
     training, gradients reach the inputs and the weights.
     """
 
@@ -60,8 +66,11 @@ class BackendContract:
             torch.testing.assert_close(call(x, y), add_and_scale(x, y))
             torch.testing.assert_close(call(x, y=y, scale=0.5), add_and_scale(x, y=y, scale=0.5))
 
-    def test_weights_changed_in_place_take_effect(self, compile_call: Compile, device: str) -> None:
+    def test_weights_changed_in_place_take_effect(self, choice: Choice, compile_call: Compile, device: str) -> None:
         model, x = make_net(device), make_rows(4, device)
+        if choice.freezes_weights:
+            assert_stale_with_other_weights(model, Plan(backend=choice.value), x)
+            return
         with torch.no_grad():
             call = compile_call(model)
             call(x)
@@ -92,6 +101,31 @@ class BackendContract:
         assert torch.equal(x, make_rows(4, device))
         assert torch.equal(y, make_rows(4, device, seed=2))
 
+    def test_answers_stay_when_the_next_call_comes(self, compile_call: Compile, device: str) -> None:
+        x, y = make_rows(4, device), make_rows(4, device, seed=2)
+        with torch.no_grad():
+            call = compile_call(add_and_scale)
+            first = call(x, y)
+            call(y, y)
+            torch.testing.assert_close(first, add_and_scale(x, y))
+
+    def test_threads_get_their_own_answers(self, compile_call: Compile, device: str) -> None:
+        inputs = [make_rows(4, device, seed) for seed in range(4)]
+        call = torch.no_grad()(compile_call(add_and_scale))
+        call(inputs[0], inputs[1])
+        with ThreadPoolExecutor(len(inputs)) as threads:
+            found = list(threads.map(lambda x: [call(x, inputs[1]) for _ in range(10)], inputs))
+        torch.testing.assert_close(found, [[add_and_scale(x, inputs[1])] * 10 for x in inputs])
+
+    def test_a_side_effect_happens_or_is_refused(self, compile_call: Compile, device: str) -> None:
+        x = make_rows(4, device)
+        with torch.no_grad():
+            try:
+                compile_call(add_to)(x)
+            except UnsupportedError:
+                return
+        torch.testing.assert_close(x, make_rows(4, device) + 1)
+
     def test_gradients_flow(self, choice: Choice, compile_call: Compile, device: str) -> None:
         if "training" not in choice.modes:
             pytest.skip("the choice is not for training")
@@ -104,6 +138,16 @@ def make_compiler(choice: Choice) -> Compile:
     assert choice.realized_by is not None
     backend, plan = load_code(choice.realized_by), Plan(backend=choice.value)
     return lambda call: backend(call, plan)
+
+
+def assert_stale_with_other_weights(model: torch.nn.Module, plan: Plan, x: torch.Tensor) -> None:
+    """Assert that a plan answers until the weights change, and is stale from then on."""
+    with torch.no_grad():
+        call = compile_plan(model, plan, Example((x,)), device=x.device.type, mode="inference").call
+        torch.testing.assert_close(call(x), model(x))
+        change_weights(model)
+        with pytest.raises(StalePlanError, match="the weights changed"):
+            call(x)
 
 
 def assert_same_gradients(call: Callable[..., Any], model: torch.nn.Module, x: torch.Tensor) -> None:

@@ -41,6 +41,12 @@ def add_and_scale(x: torch.Tensor, y: torch.Tensor, *, scale: float = 2.0) -> tu
     return (x + y) * scale, torch.relu(x - y)
 
 
+def add_to(x: torch.Tensor) -> torch.Tensor:
+    """Write to the input, and return a new tensor."""
+    x.add_(1)
+    return x * 2
+
+
 def make_rows(rows: int, device: str = "cpu", seed: int = 1) -> torch.Tensor:
     """Return inputs for either of them."""
     return torch.randn(rows, 4, generator=torch.Generator().manual_seed(seed)).to(device)

@@ -1,0 +1,155 @@
+"""Compile graphs with OpenVINO for the CPU.
+
+Its own backend of `torch.compile` keeps weights as inputs, and its plugin for CPUs refuses convolutions with such
+weights. So graphs are exported with the weights as constants, and converted as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torchwise.compile.backends.exported import Run, compile_exported
+from torchwise.compile.backends.graphs import NOTHING, Varying
+from torchwise.compile.backends.pure_graph import find_shape
+from torchwise.errors import UnsupportedError
+from torchwise.plan import Plan
+
+MAX_INT = 2**31
+"""Bound of the whole numbers in the plugin for CPUs, which has 32 bits for those of 64."""
+_TYPES = {
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "boolean",
+}
+_LACKS = re.compile(r"No conversion rule found for operations?: (.+)")
+
+
+def compile(call: Callable[..., Any], plan: Plan, varying: Varying = NOTHING) -> Callable[..., Any]:
+    """Return `call`, whose graphs OpenVINO compiles (see `compile_exported`)."""
+    return compile_exported(call, plan, _compile_program, varying)
+
+
+def _compile_program(
+    program: torch.export.ExportedProgram, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+) -> Run:
+    import openvino
+
+    for tensor in (*inputs, *outputs):
+        if tensor.device.type != "cpu":
+            raise UnsupportedError(f"OpenVINO runs on the CPU here, but a tensor is on {tensor.device}")
+        if tensor.dtype not in _TYPES:
+            raise UnsupportedError(f"OpenVINO has no {tensor.dtype} on the CPU, where it computes in float32")
+    tensors = (*program.parameters(), *program.buffers(), *inputs)
+    compiled = openvino.Core().compile_model(_convert(program), "CPU", _make_config(tensors))
+    return _Session(compiled, outputs)
+
+
+def _convert(program: torch.export.ExportedProgram) -> Any:
+    """Return the program as a model of OpenVINO, which shares its weights.
+
+    `openvino.convert_model` does the same, and reports each use to OpenVINO's makers.
+    """
+    from openvino.frontend import FrontEndManager
+    from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
+    from openvino.frontend.pytorch.torchdynamo.export_decompositions import ops_to_not_decompose
+
+    decompositions = torch.export.default_decompositions()
+    for kept in ops_to_not_decompose():
+        decompositions.pop(kept, None)
+    decoder = TorchFXPythonDecoder(program.run_decompositions(decompositions).module(), dynamic_shapes=True)
+    frontend = FrontEndManager().load_by_framework("pytorch")
+    try:
+        return frontend.convert(frontend.load(decoder))
+    except Exception as error:  # OpenVINO has an error of its own for each kind of fault
+        lacking = _LACKS.search(str(error))
+        if lacking is None:
+            raise
+        raise UnsupportedError(f"OpenVINO has no operation for {lacking[1]}") from error
+
+
+def _make_config(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """Return settings that keep the model's own precision and PyTorch's number of threads.
+
+    Threads are not bound to cores, as two processes that bind theirs take the same cores.
+    """
+    dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    narrow = len(dtypes) == 1 and not dtypes & {torch.float32}
+    return {
+        "INFERENCE_PRECISION_HINT": _TYPES[dtypes.pop()] if narrow else "f32",
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "ENABLE_CPU_PINNING": False,
+    }
+
+
+class _Session:
+    """A compiled model, and its requests that no call uses now. A call takes one for itself.
+
+    Requests read PyTorch's memory, and write to that of new tensors if the sizes are known.
+    """
+
+    def __init__(self, compiled: Any, outputs: Sequence[torch.Tensor]) -> None:
+        self._compiled, self._idle = compiled, list[Any]()
+        self._outputs = [
+            (shape, output.dtype) if (shape := find_shape(output)) is not None else None for output in outputs
+        ]
+        self._dtypes = [output.dtype for output in outputs]
+        given = [port.get_element_type().get_type_name() for port in compiled.outputs]
+        if given != [_TYPES[dtype] for dtype in self._dtypes]:
+            raise UnsupportedError(f"OpenVINO answers in {given}, and PyTorch in {self._dtypes}")
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Compute the outputs."""
+        try:
+            request = self._idle.pop()
+        except IndexError:
+            request = self._compiled.create_infer_request()
+        for place, tensor in enumerate(inputs):
+            if tensor.dtype is torch.int64:
+                _check_range(tensor)
+            request.set_input_tensor(place, _share(tensor))
+        answers = [torch.empty(known[0], dtype=known[1]) if known else None for known in self._outputs]
+        for place, answer in enumerate(answers):
+            if answer is not None:
+                request.set_output_tensor(place, _share(answer))
+        request.infer(share_outputs=True)
+        found = [
+            _copy(request.get_output_tensor(place), dtype) if answer is None else answer
+            for place, (answer, dtype) in enumerate(zip(answers, self._dtypes, strict=True))
+        ]
+        self._idle.append(request)
+        return found
+
+
+def _share(tensor: torch.Tensor) -> Any:
+    """Return the same memory as a tensor of OpenVINO."""
+    import openvino
+
+    if tensor.dtype is torch.bfloat16:  # which NumPy does not have
+        return openvino.Tensor(tensor.view(torch.int16).numpy(), list(tensor.shape), openvino.Type.bf16)
+    return openvino.Tensor(tensor.numpy(), shared_memory=True)
+
+
+def _check_range(tensor: torch.Tensor) -> None:
+    """Refuse whole numbers that the plugin for CPUs would cut off.
+
+    Raises:
+        UnsupportedError: there is one. The original model answers the call.
+    """
+    if tensor.numel() and not -MAX_INT <= int(tensor.min()) <= int(tensor.max()) < MAX_INT:
+        raise UnsupportedError("an input has a whole number of more than 32 bits, which OpenVINO does not have")
+
+
+def _copy(tensor: Any, dtype: torch.dtype) -> torch.Tensor:
+    array = tensor.data.copy()
+    return torch.from_numpy(array).view(dtype) if dtype is torch.bfloat16 else torch.from_numpy(array)

@@ -1,0 +1,236 @@
+"""The part of a graph of Dynamo that computes new tensors, exported, and the graph's calls answered by it.
+
+Outputs that are inputs or weights are passed through. Sizes that are inputs are taken from the tensors that have them.
+A graph with side effects, or with outputs that share memory, is refused: other compilers know only values.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeGuard
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from torchwise._torch import dynamo
+from torchwise._torch.dispatch import OpOverload
+from torchwise._torch.symbols import number_expression, varies
+from torchwise.compile.signature import is_strided
+from torchwise.errors import UnsupportedError
+
+Node = torch.fx.Node
+OFF = ("train", "training", "p", "dropout_p", "dropout")
+"""Arguments with which an operator draws no random numbers, if one of them is false or 0."""
+STATISTICS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
+"""Operators that write to running statistics, and the argument with which they do."""
+
+
+class PureGraph:
+    """A graph without its outputs that compute nothing, and without inputs that are only passed through.
+
+    Args:
+        graph: as Dynamo captured it.
+        inputs: its example inputs.
+
+    Attributes:
+        examples: the inputs that remain.
+        outputs: the outputs that remain, as tensors without memory, with the sizes and strides of eager.
+
+    Raises:
+        UnsupportedError: it has inputs or outputs that another compiler cannot have.
+    """
+
+    def __init__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        given = graph.graph.output_node().args[0]
+        self._graph, self._given = graph, list(given) if isinstance(given, (tuple, list)) else [given]
+        self._computed: list[Node] = list(dict.fromkeys(one for one in self._given if _is_computed(one)))
+        if not self._computed:
+            raise UnsupportedError("it computes no tensor")
+        self.outputs = [_value_of(node) for node in self._computed]
+        if other := [value for value in self.outputs if not isinstance(value, torch.Tensor) or not is_strided(value)]:
+            raise UnsupportedError(f"it has an output of type {type(other[0]).__name__}, and not a dense tensor")
+        self._places = {node: place for place, node in enumerate(placeholders)}
+        self._module, values = _copy_computation(graph, self._computed)
+        _replace_sizes(self._module, values, placeholders)
+        self._used = [place for place, node in enumerate(placeholders) if values[node].users]
+        for node in reversed(placeholders):
+            if not values[node].users:
+                self._module.graph.erase_node(values[node])
+        self._module.recompile()
+        self._inputs = [_value_of(placeholders[place]) for place in self._used]
+        for place in self._used:
+            _check_input(inputs[place], placeholders[place].name)
+        self.examples = [inputs[place].detach().contiguous() for place in self._used]  # as `bind` passes them
+
+    def export(self) -> torch.export.ExportedProgram:
+        """Export it, for all sizes in the dimensions that vary.
+
+        Raises:
+            UnsupportedError: it has side effects, draws random numbers, or computes with complex numbers.
+        """
+        shapes = [
+            {dim: torch.export.Dim.DYNAMIC for dim, size in enumerate(value.shape) if varies(size)}
+            for value in self._inputs
+        ]
+        with dynamo.leave_trace(), torch.no_grad():
+            program = torch.export.export(self._module, tuple(self.examples), dynamic_shapes=tuple(shapes))
+        for problem in _find_problems(program):
+            raise UnsupportedError(problem)
+        _check_no_views(self.outputs, self._graph)
+        return program
+
+    def bind(self, run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]) -> Callable[..., list[Any]]:
+        """Return a callable with the inputs and outputs of the whole graph, which has `run` compute."""
+        used, strides = self._used, [_find_strides(value) for value in self.outputs]
+        order = {node: place for place, node in enumerate(self._computed)}
+        takers = [self._make_taker(one, order) for one in self._given]
+
+        def call(*args: Any) -> list[Any]:
+            answers = run([args[place].detach().contiguous() for place in used])
+            laid_out = [
+                answer
+                if stride is None
+                else torch.empty_strided(answer.shape, stride, dtype=answer.dtype, device=answer.device).copy_(answer)
+                for answer, stride in zip(answers, strides, strict=True)
+            ]
+            return [take(args, laid_out) for take in takers]
+
+        return call
+
+    def _make_taker(self, one: Any, order: dict[Node, int]) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+        """Return a function that takes an output from the inputs, from the computed outputs, or from the graph."""
+        if not isinstance(one, Node):
+            return lambda _args, _answers: one
+        if one.op == "placeholder":
+            place = self._places[one]
+            return lambda args, _answers: args[place]
+        if one.op == "get_attr":
+            weight = operator.attrgetter(str(one.target))(self._graph)
+            return lambda _args, _answers: weight
+        place = order[one]
+        return lambda _args, answers: answers[place]
+
+
+def _is_computed(one: Any) -> TypeGuard[Node]:
+    return isinstance(one, Node) and one.op not in ("placeholder", "get_attr")
+
+
+def _value_of(node: Node) -> Any:
+    return node.meta.get("example_value")
+
+
+def _check_input(value: Any, name: str) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise UnsupportedError(f"its input {name} is a number or an object, and not a tensor")
+    if not is_strided(value) or value.is_neg() or value.is_conj():
+        raise UnsupportedError(f"its input {name} is sparse, nested or negated lazily")
+
+
+def _check_no_views(outputs: Sequence[torch.Tensor], graph: torch.fx.GraphModule) -> None:
+    """Refuse outputs in the memory of others, of an input or of a weight."""
+    seen = set(_list_memory(graph.graph.nodes, ("placeholder", "get_attr")))
+    for value in outputs:
+        memory = _memory_of(value)
+        if memory in seen:
+            raise UnsupportedError(
+                "one of its outputs is a view of an input or of another output: return a clone of it"
+            )
+        seen.add(memory)
+
+
+def _list_memory(nodes: Any, kinds: Sequence[str], key: str = "example_value") -> Iterator[StorageWeakRef]:
+    values = (node.meta.get(key) for node in nodes if node.op in kinds)
+    return (_memory_of(value) for value in values if isinstance(value, torch.Tensor) and is_strided(value))
+
+
+def _memory_of(tensor: torch.Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def _copy_computation(
+    graph: torch.fx.GraphModule, outputs: Sequence[Node]
+) -> tuple[torch.fx.GraphModule, dict[Node, Node]]:
+    """Return the graph with these outputs alone, and its nodes by those of the graph. It shares the weights."""
+    copied, values = torch.fx.Graph(), dict[Node, Any]()
+    copied.graph_copy(graph.graph, values)
+    copied.output(tuple(values[node] for node in outputs))
+    return torch.fx.GraphModule(graph, copied), values
+
+
+def _replace_sizes(module: torch.fx.GraphModule, values: dict[Node, Node], placeholders: Sequence[Node]) -> None:
+    """Take sizes from the tensors that have them, as not every compiler has inputs that are numbers."""
+    graph = module.graph
+    sizes = {
+        number_expression(size): (values[node], dim)
+        for node in placeholders
+        for dim, size in enumerate(_shape_of(node))
+        if varies(size)
+    }
+    for node in placeholders:
+        number = _value_of(node)
+        if not varies(number) or not values[node].users:
+            continue
+        if number_expression(number) not in sizes:
+            raise UnsupportedError(f"its input {node.name} is a number that varies: pass a tensor, or keep it constant")
+        with graph.inserting_before(next(one for one in graph.nodes if one.op != "placeholder")):
+            size = graph.call_method("size", sizes[number_expression(number)])
+        values[node].replace_all_uses_with(size)
+
+
+def _shape_of(node: Node) -> Sequence[Any]:
+    value = _value_of(node)
+    return value.shape if isinstance(value, torch.Tensor) else ()
+
+
+def find_shape(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the sizes of a tensor in a graph, or None if they vary."""
+    return None if any(map(varies, tensor.shape)) else tuple(map(int, tensor.shape))
+
+
+def _find_strides(value: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the strides that an output must be given, or None if it is contiguous, as compilers answer.
+
+    Raises:
+        UnsupportedError: they depend on sizes that vary.
+    """
+    if value.is_contiguous():
+        return None
+    if any(map(varies, value.stride())):
+        raise UnsupportedError("one of its outputs is not contiguous, and its sizes vary")
+    return tuple(map(int, value.stride()))
+
+
+def _find_problems(program: torch.export.ExportedProgram) -> Iterator[str]:
+    """Yield the reasons why another compiler would not do the same as PyTorch."""
+    own = set(_list_memory(program.graph.nodes, ("placeholder",), "val"))
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.is_complex():
+            yield f"it computes with complex numbers ({node.name}), which the backend does not have"
+        if not isinstance(node.target, OpOverload):
+            continue
+        given = _list_arguments(node)
+        if torch.Tag.nondeterministic_seeded in node.target.tags and not any(
+            given.get(name) in (0, 0.0) for name in OFF
+        ):
+            yield f"{node.target} draws random numbers, and the backend would draw others: use eval() for dropout"
+        written = [arg.name for arg in node.target._schema.arguments if arg.alias_info and arg.alias_info.is_write]
+        if any(isinstance(given.get(name), Node) and _is_in(given[name], own) for name in written):
+            yield f"{node.target} writes to an input or a weight, and the backend only computes values"
+        turned_on = given.get(STATISTICS.get(str(node.target).split(".")[1], ""))
+        if turned_on is True and given.get("running_mean") is not None:
+            yield f"{node.target} writes to its running statistics: use eval()"
+
+
+def _list_arguments(node: Node) -> dict[str, Any]:
+    assert isinstance(node.target, OpOverload)
+    parameters = node.target._schema.arguments
+    defaults = {one.name: one.default_value for one in parameters if one.has_default_value()}
+    return {**defaults, **dict(zip((one.name for one in parameters), node.args, strict=False)), **node.kwargs}
+
+
+def _is_in(node: Node, memory: set[StorageWeakRef]) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and _memory_of(value) in memory

@@ -1,0 +1,29 @@
+"""The compiler ONNX Runtime."""
+
+from torchwise.plan.choice import Choice, register
+from torchwise.plan.numerics import Numerics
+from torchwise.plan.trait import Trait
+
+register(
+    Choice(
+        "backend",
+        "onnxruntime",
+        Numerics.SAME_PRECISION,
+        complexity=6,
+        summary="ONNX Runtime compiles the graphs, with the weights as constants. "
+        "When weights change, the plan is stale and eager answers",
+        modes=("inference",),
+        excluded_by=(
+            (Trait.STOCHASTIC, "the model draws random numbers, and ONNX Runtime would draw others"),
+            (Trait.WRITES_INPUTS, "the model writes to its inputs, and ONNX Runtime only computes values"),
+            (Trait.COMPLEX, "the model computes with complex numbers, which ONNX Runtime does not have"),
+        ),
+        compile_factor=0.5,
+        realized_by="torchwise.compile.backends.onnx_runtime:compile",
+        dynamic_shapes=True,
+        not_ahead="ONNX Runtime compiles again in each process",
+        ahead_instead=(("backend", "inductor"),),
+        freezes_weights=True,
+        packages=("onnxruntime", "onnx", "onnxscript"),
+    ),
+)

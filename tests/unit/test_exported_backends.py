@@ -1,0 +1,340 @@
+"""Compilers of exported graphs: what they take, what they refuse, and what a plan with them needs."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from live_decisions import make_decision
+from torchwise import apply
+from torchwise.compile.backends import load_backend, onnx_runtime, openvino, tensorrt
+from torchwise.compile.backends.exported import compile_exported
+from torchwise.compile.compiled_plan import compile_plan
+from torchwise.errors import PlanError, UnsupportedError
+from torchwise.plan import CHOICES, Plan, PlanSpace, Trait
+from torchwise.plan.choice import load_choices
+from torchwise.runtime.background.search import adapt_to_aot
+from torchwise.workload import Example, pytree
+
+OPENVINO = Plan(backend="openvino")
+NAMES = ("aot-inductor", "onnxruntime", "openvino", "torch-tensorrt")
+
+
+class Interpreter:
+    """A compiler that runs the exported program operator by operator."""
+
+    def __init__(self, *, lacks: str = "") -> None:
+        self.programs: list[torch.export.ExportedProgram] = []
+        self._lacks = lacks
+
+    def __call__(self, program: torch.export.ExportedProgram, inputs: Any, outputs: Any) -> Any:
+        if self._lacks and self._lacks in str(program.graph):
+            raise UnsupportedError(f"it has no operation for {self._lacks}")
+        self.programs.append(program)
+        module = program.module()
+        assert all(one.is_contiguous() for one in inputs)
+        return lambda inputs: [one.clone(memory_format=torch.contiguous_format) for one in module(*inputs)]
+
+
+def compile_by(call: Callable[..., Any], compiler: Any, plan: Plan = OPENVINO) -> Callable[..., Any]:
+    torch.compiler.reset()
+    compiled = compile_exported(call, plan, compiler)
+    return torch.no_grad()(compiled)
+
+
+def check_same(compiled: Callable[..., Any], plain: Callable[..., Any], *args: Any) -> None:
+    with torch.no_grad():
+        for _ in range(2):
+            found, expected = compiled(*args), plain(*args)
+            torch.testing.assert_close(pytree.tensors(found), pytree.tensors(expected), check_stride=True)
+
+
+class Keeper(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return self.linear(x)
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
+    "dropout": (lambda x: torch.nn.functional.dropout(x, 0.5), r"aten.dropout.default draws random numbers"),
+    "noise": (lambda x: x + torch.rand_like(x), "draws random numbers"),
+    "input": (lambda x: x.add_(1) * 2, r"aten.add_.Tensor writes to an input or a weight"),
+    "view of input": (lambda x: (x[1:].mul_(2), x + 1)[1], "writes to an input"),
+    "complex": (lambda x: torch.fft.fft(x).abs(), "computes with complex numbers"),
+    "aliases": (lambda x: x.t(), "one of its outputs is a view of an input"),
+    "two aliases": (lambda x: [y := x + 1, y[0]], "a view of an input or of another output"),
+    "statistics": (
+        lambda x: torch.nn.functional.batch_norm(x, x[0] * 0, x[0] * 0 + 1, training=True),
+        "writes to its running statistics",
+    ),
+    "nothing": (lambda x: (x, 3), "PyTorch captured no graph|computes no tensor"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_graph_that_does_more_than_compute_is_refused(case: str) -> None:
+    call, reason = REFUSED[case]
+    compiler = Interpreter()
+    with pytest.raises(UnsupportedError, match=rf"backend 'openvino' takes no part of the model: .*({reason})"):
+        compile_by(call, compiler)(torch.rand(4, 4))
+    assert not compiler.programs
+
+
+def test_a_write_to_a_buffer_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="writes to an input or a weight"):
+        compile_by(Keeper().eval(), Interpreter())(torch.rand(2, 4))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.nn.functional.dropout(x, 0.5, training=False) + 1,
+        lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x),
+        lambda x: (x + 1).relu_(),
+    ],
+)
+def test_what_draws_nothing_and_writes_to_its_own_is_taken(call: Callable[..., Any]) -> None:
+    compiler = Interpreter()
+    check_same(compile_by(call, compiler), call, torch.randn(1, 4, 4))
+    assert len(compiler.programs) == 1
+
+
+def test_outputs_keep_their_place_strides_and_identity() -> None:
+    weight = torch.nn.Linear(4, 4).eval()
+
+    def call(x: torch.Tensor, unused: torch.Tensor) -> Any:
+        y = x + 1
+        return {"in": x, "same": [y, y], "n": 3, "other": unused, "turned": (y * 2).t()}
+
+    x, unused = torch.randn(3, 4), torch.randn(2)
+    compiler = Interpreter()
+    compiled = compile_by(call, compiler)
+    check_same(compiled, call, x, unused)
+    found = compiled(x, unused)
+    assert found["in"] is x
+    assert found["other"] is unused
+    assert found["same"][0] is found["same"][1]
+    assert found["n"] == 3
+    assert len(compiler.programs[0].graph_signature.user_inputs) == 1
+    check_same(compile_by(weight, compiler), weight, x.t().contiguous().t())
+
+
+def test_what_it_lacks_runs_in_eager_between_the_parts_that_it_takes() -> None:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(x) + 1
+        torch._dynamo.graph_break()
+        return torch.erf(x) * 2
+
+    compiler = Interpreter(lacks="aten.erf")
+    check_same(compile_by(call, compiler), call, torch.randn(3, 4))
+    assert len(compiler.programs) == 1
+    with pytest.raises(UnsupportedError, match=r"takes no part of the model: it has no operation for aten.erf"):
+        compile_by(torch.erf, Interpreter(lacks="aten.erf"))(torch.randn(3))
+
+
+def test_one_compilation_serves_all_sizes() -> None:
+    net = torch.nn.Sequential(torch.nn.Conv1d(3, 4, 3), torch.nn.BatchNorm1d(4), torch.nn.AdaptiveAvgPool1d(1)).eval()
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return net(x) * x.shape[-1]
+
+    compiler = Interpreter()
+    compiled = compile_by(call, compiler, replace(OPENVINO, shapes="dynamic"))
+    for batch, length in ((2, 8), (3, 9), (5, 17)):
+        check_same(compiled, call, torch.randn(batch, 3, length))
+    assert len(compiler.programs) == 1, "the sizes are taken from the tensors"
+
+
+def test_a_session_is_freed_with_the_plan() -> None:
+    class Session:
+        def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            return [one * 2 for one in inputs]
+
+    sessions = list[weakref.ref[Session]]()
+
+    def compile_program(*_: Any) -> Session:
+        session = Session()
+        sessions.append(weakref.ref(session))
+        return session
+
+    compiled = compile_by(lambda x: x * 2, compile_program)
+    compiled(torch.ones(3))
+    assert sessions[0]() is not None
+    del compiled
+    gc.collect()
+    assert sessions[0]() is None
+
+
+# Plans.
+
+
+def test_a_plan_with_settings_of_another_compiler_is_refused() -> None:
+    with pytest.raises(PlanError, match="mode has 'max-autotune-no-cudagraphs', which is for inductor, but backend is"):
+        Plan(backend="openvino", mode="max-autotune-no-cudagraphs")
+    with pytest.raises(PlanError, match=r"options has \('freezing', True\), which is for inductor"):
+        Plan(backend="onnxruntime", options=(("freezing", True),))
+    with pytest.raises(PlanError, match="transforms has 'complex_to_real', which is for inductor"):
+        Plan(backend="aot-inductor", transforms=("complex_to_real",))
+    with pytest.raises(PlanError, match="backend 'torch-tensorrt' compiles for one shape: shapes must be static"):
+        Plan(backend="torch-tensorrt", shapes="dynamic")
+    with pytest.raises(PlanError, match="is of a training step, but one call captured, bf16 and frozen weights"):
+        Plan(backend="openvino", optimizer="fused")
+    with pytest.raises(UnsupportedError, match=r"mode and options are Inductor's: leave them out"):
+        compile_exported(abs, Plan(backend="openvino", options=(("x", 1),)), Interpreter())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_random_models_are_closed_to_other_compilers_and_background_code_is_inductors(name: str) -> None:
+    choice = load_choices()["backend", name]
+    space = PlanSpace(choice.devices[0], "inference", frozenset({Trait.STOCHASTIC}), effort="thorough")
+    assert "draws random numbers" in (space.bars(choice) or "")
+    assert adapt_to_aot(Plan(backend=name, threads=1 if "cpu" in choice.devices else None)).backend == "inductor"
+
+
+def test_a_missing_package_closes_the_choice_and_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = replace(load_choices()["backend", "openvino"], packages=("sys", "not_there", "not_here"))
+    monkeypatch.setitem(CHOICES, choice.key, choice)
+    lacks = "it needs not_there, which is not installed: pip install not_there not_here"
+    space = PlanSpace("cpu", "inference", frozenset(), effort="thorough")
+    assert space.excludes(choice) == lacks
+    assert choice not in space.choices()
+    with pytest.raises(UnsupportedError, match=f"^backend is 'openvino', but {lacks}$"):
+        load_backend("openvino")
+    model, x = torch.nn.Linear(4, 4).eval(), torch.randn(2, 4)
+    fast = apply(model, make_decision(model, OPENVINO, x))
+    with torch.no_grad():
+        assert torch.equal(fast(x), model(x))
+    assert any(lacks in sentence for sentence in fast.statistics.sentences.values())
+
+
+# OpenVINO.
+
+
+def test_openvino_keeps_the_precision_of_the_model_and_the_threads_of_pytorch() -> None:
+    tensors = [torch.ones(1), torch.ones(1, dtype=torch.int64)]
+    config = openvino._make_config(tensors)
+    assert config["INFERENCE_PRECISION_HINT"] == "f32"
+    assert config["INFERENCE_NUM_THREADS"] == torch.get_num_threads()
+    assert openvino._make_config([one.bfloat16() for one in tensors])["INFERENCE_PRECISION_HINT"] == "bf16"
+    assert openvino._make_config([tensors[0], tensors[0].half()])["INFERENCE_PRECISION_HINT"] == "f32"
+    assert openvino._make_config(tensors[1:])["INFERENCE_PRECISION_HINT"] == "f32"
+
+
+class Tokens(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(9, 4)
+        self.lstm = torch.nn.LSTM(4, 4, batch_first=True)
+        self.norm = torch.nn.LayerNorm(4)
+
+    def forward(self, ids: torch.Tensor, bias: torch.Tensor) -> dict[str, torch.Tensor]:
+        hidden = self.norm(self.lstm(self.embedding(ids))[0])
+        return {"hidden": hidden.transpose(1, 2) + 1, "best": hidden.argmax(-1), "sum": ids.sum() + bias}
+
+
+def compile_whole(model: Any, plan: Plan, *args: torch.Tensor) -> Callable[..., Any]:
+    return torch.no_grad()(compile_plan(model, plan, Example(args), device="cpu", mode="inference").call)
+
+
+def test_openvino_compiles_an_lstm_with_whole_numbers_and_turned_outputs() -> None:
+    torch.manual_seed(0)
+    model, args = Tokens().eval(), (torch.randint(0, 9, (2, 5)), torch.tensor(3))
+    compiled = compile_whole(model, OPENVINO, *args)
+    check_same(compiled, model, *args)
+    with pytest.raises(UnsupportedError, match="a whole number of more than 32 bits"):
+        compiled(args[0], torch.tensor(2**31))
+
+
+def test_openvino_compiles_a_network_of_convolutions_for_all_sizes_and_in_bfloat16() -> None:
+    torch.manual_seed(0)
+    layers = torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.Flatten(2)
+    model = torch.nn.Sequential(*layers).eval()
+    compiled = compile_whole(model, replace(OPENVINO, shapes="dynamic"), torch.randn(2, 3, 8, 8))
+    for size in (8, 6):
+        check_same(compiled, model, torch.randn(2, 3, size, size))
+    narrow, x = torch.nn.Linear(4, 4).eval().bfloat16(), torch.randn(2, 4).bfloat16()
+    found = compile_whole(narrow, OPENVINO, x)(x)
+    torch.testing.assert_close(found, narrow(x).detach(), atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (torch.special.bessel_j0, "OpenVINO has no operation for aten.special_bessel_j0.default"),
+        (lambda x: x.double() + 1, "OpenVINO has no torch.float64 on the CPU"),
+    ],
+)
+def test_openvino_names_what_it_lacks(call: Callable[..., Any], reason: str) -> None:
+    x = torch.rand(3)
+    with pytest.raises(UnsupportedError, match=rf"takes no part of the model: {reason}"):
+        compile_whole(lambda x: call(x), OPENVINO, x)(x)
+
+
+# ONNX Runtime, AOTInductor and TensorRT.
+
+
+def test_onnx_runtime_names_what_it_lacks() -> None:
+    x = torch.rand(3)
+    with pytest.raises(UnsupportedError, match=r"ONNX has no operation for prims.bessel_j0"):
+        compile_whole(lambda x: torch.special.bessel_j0(x), Plan(backend="onnxruntime"), x)(x)
+
+
+def test_onnx_runtime_needs_its_cuda_provider_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = [types.SimpleNamespace(device=torch.device("cuda", 1))]
+    cpu = [types.SimpleNamespace(device=torch.device("cpu"))]
+    providers = ["CPUExecutionProvider"]
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: providers)
+    assert onnx_runtime._choose_provider(cpu) == "CPUExecutionProvider"
+    with pytest.raises(UnsupportedError, match="this onnxruntime has no CUDA provider: pip install onnxruntime-gpu"):
+        onnx_runtime._choose_provider(gpu)
+    with pytest.raises(UnsupportedError, match="needs all inputs and outputs on the CPU, or on one GPU"):
+        onnx_runtime._choose_provider([*gpu, *cpu])
+    providers.append("CUDAExecutionProvider")
+    assert onnx_runtime._choose_provider(gpu) == ("CUDAExecutionProvider", {"device_id": 1, "use_tf32": 0})
+
+
+@pytest.mark.slow
+def test_aot_inductor_heeds_changed_weights_and_answers_in_eagers_strides() -> None:
+    model, x = torch.nn.Linear(4, 4).eval(), torch.randn(2, 4)
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return model(x).t()
+
+    compiled = compile_whole(call, Plan(backend="aot-inductor"), x)
+    check_same(compiled, call, x)
+    with torch.no_grad():
+        model.weight.mul_(2)
+    check_same(compiled, call, x)
+
+
+def test_tensorrt_is_called_in_the_models_own_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def compile(program: Any, **options: Any) -> Any:
+        given.update(options, program=program)
+        return lambda x: x.t()
+
+    monkeypatch.setitem(
+        sys.modules, "torch_tensorrt", types.SimpleNamespace(dynamo=types.SimpleNamespace(compile=compile))
+    )
+    on_gpu: Any = types.SimpleNamespace(device=torch.device("cuda"))
+    run = tensorrt._compile_program("a program", [on_gpu], [])  # type: ignore[arg-type]
+    assert given == {"program": "a program", "arg_inputs": (on_gpu,), "use_explicit_typing": True, "disable_tf32": True}
+    (answer,) = run([torch.ones(2, 3)])
+    assert answer.shape == (3, 2)
+    assert answer.is_contiguous()
+    with pytest.raises(UnsupportedError, match="TensorRT needs all inputs on an NVIDIA GPU, but one is on cpu"):
+        tensorrt._compile_program("a program", [torch.ones(1)], [])  # type: ignore[arg-type]
