@@ -11,23 +11,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from torchwise.bench.contenders.backend import Backend
 from torchwise.bench.contenders.compiled import Compiled
 from torchwise.bench.contenders.contender import Contender, Setting
 from torchwise.bench.contenders.eager import Eager
-from torchwise.bench.contenders.exported import AOTInductor, OnnxRuntime
-from torchwise.bench.contenders.others import OpenVINO, TensorRT, Thunder
+from torchwise.bench.contenders.thunder import Thunder
 from torchwise.bench.contenders.torchwise import Torchwise
 from torchwise.errors import InputError, UnsupportedError, did_you_mean
 from torchwise.workload import Workload
 
 MODES = ("default", "reduce-overhead", "max-autotune")
+BACKENDS = ("aot-inductor", "onnxruntime", "openvino", "torch-tensorrt")
 BUILT_IN: tuple[Contender, ...] = (
     Eager(),
     *map(Compiled, MODES),
-    AOTInductor(),
-    OnnxRuntime(),
-    OpenVINO(),
-    TensorRT(),
+    *map(Backend, BACKENDS),
     Thunder(),
     Torchwise(),
 )

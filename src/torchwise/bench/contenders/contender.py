@@ -61,8 +61,3 @@ def lacks(module: str, package: str) -> str | None:
     if importlib.util.find_spec(module) is not None:
         return None
     return f"{package} is not installed: pip install {package}"
-
-
-def inference_only(setting: Setting, name: str) -> str | None:
-    """Return that a contender has no backward pass, or None if none is needed."""
-    return f"{name} has no backward pass" if setting.mode == "training" else None
