@@ -38,7 +38,8 @@ def _make_backend(call: Callable[..., Any], plan: Plan, is_alone: bool) -> tuple
     backend = _backend(plan, options)
     distinct = _distinct_backend(plan, call, lambda: backend or _inductor(options), is_alone)
     checked = [used for used in (backend, distinct) if hasattr(used, "assert_applied")]
-    return distinct or backend or inductor.make_backend(options), [*checked, *(graph_pass for _, graph_pass in _passes(plan))]
+    passes = [graph_pass for _, graph_pass in _passes(plan)]
+    return distinct or backend or inductor.make_backend(options), [*checked, *passes]
 
 
 def graph_compiler(plan: Plan) -> Callable[..., Any]:
