@@ -271,6 +271,34 @@ def test_compiled_functions_and_modules_get_plans_too(searches: Searches, tmp_pa
     ]
 
 
+def test_a_module_that_is_gone_takes_its_plan_and_its_weights_along(searches: Searches, tmp_path: Path) -> None:
+    store = str(tmp_path / "s.db")
+
+    def program() -> tuple[Any, ...]:
+        net = Net().eval()
+        with torch.no_grad():
+            net(X)
+        return net, weakref.ref(net.first.weight)
+
+    report = tw.tune_program(program, store=store)
+    net, weight = report.returned
+    with torch.no_grad():
+        net(X)
+    (component,) = [module.component for module in report.modules if module.component]
+    searches.asked.clear()
+    report.returned = net = None
+    gc.collect()
+    assert weight() is None
+    assert (component.statistics.plan, component.statistics.optimized) == (str(THREADS), 1)
+    report.restore()
+    with StoredPlans(program.__qualname__, store) as plans:
+        weight = program()[1]
+        gc.collect()
+        assert weight() is None
+    ((_, component),) = plans.placed
+    assert (component.statistics.plan, component.statistics.optimized) == (str(THREADS), 1)
+
+
 def test_recorders_may_nest() -> None:
     net = Net()
     with CallRecorder() as outer, torch.no_grad():

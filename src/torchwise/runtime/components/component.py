@@ -105,6 +105,7 @@ class Component:
 
     def clear(self) -> None:
         """Forget the plan, failures and statistics, so that the next call searches again."""
+        self._last: ComponentStatistics | None = None
         self._found: Found | None = None
         self.counts = Statistics()
         if self.is_frozen:
@@ -142,6 +143,14 @@ class Component:
             found.served.close()
         elif found.waiting is not None:
             self._found = Found(None, str(CLOSED), CLOSED)
+
+    def let_go(self) -> None:
+        """Free the plan and the original, whose module is gone. The statistics stay.
+
+        Nothing is closed: the module may go at any time, also while this thread holds a lock.
+        """
+        self._last = self.statistics
+        self._found, self.original = None, _raise_gone
 
     @property
     def plan_name(self) -> str:
@@ -211,6 +220,8 @@ class Component:
     @property
     def statistics(self) -> ComponentStatistics:
         """The component's statistics so far."""
+        if self._last is not None:
+            return self._last
         found, counts = self._found, self.counts
         failures = Counter(counts.failures)
         if found is None:
@@ -357,6 +368,10 @@ class Component:
                 f"component {self.name!r}: {found.reason}: clear() searches again, and fallback=True lets the original "
                 "answer"
             ) from found.error
+
+
+def _raise_gone(*_args: Any, **_kwargs: Any) -> Any:
+    raise RuntimeError("the module of this component is gone")
 
 
 def _begin_anew() -> None:

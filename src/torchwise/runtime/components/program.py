@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import operator
 import types
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,13 @@ def place(module: torch.nn.Module, component: Component) -> None:
             f"a {type(module).__name__} cannot be registered in place ({error}): register a function that calls it"
         ) from error
     IN_PLACE[module] = component
+    weakref.finalize(module, _let_go, weakref.ref(component)).atexit = False
+
+
+def _let_go(component: weakref.ref[Component]) -> None:
+    """Free what a component holds of its module, which is gone: a report may hold the component for its statistics."""
+    if (found := component()) is not None:
+        found.let_go()
 
 
 def restore(module: torch.nn.Module) -> None:
