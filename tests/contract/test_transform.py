@@ -78,6 +78,20 @@ class TestIsolateRnn(OfInductor):
         return (make_rows(3),)
 
 
+class TestCompiledLstm(OfInductor):
+    @pytest.fixture
+    def choice(self) -> Choice:
+        return load_choices()["transforms", "compiled_lstm"]
+
+    @pytest.fixture
+    def model(self) -> torch.nn.Module:
+        return torch.nn.LSTM(4, 4, num_layers=2).eval()
+
+    @pytest.fixture
+    def inputs(self) -> tuple[Any, ...]:
+        return (make_rows(3)[None],)
+
+
 class Masked(torch.nn.Module):
     """Sums the rows that are positive, selected by default, and masked in the form with static shapes."""
 

@@ -17,7 +17,8 @@ import torch
 from torchwise.measure import device_lock
 from torchwise.measure.clock import Clock
 
-GEMM = ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "addmv", "mv", "scaled_dot_product", "flash_attention")
+OF_MATRICES = ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "addmv", "mv", "mkldnn_rnn_layer")
+GEMM = (*OF_MATRICES, "scaled_dot_product", "flash_attention")
 CONV = ("convolution", "conv1d", "conv2d", "conv3d")
 
 

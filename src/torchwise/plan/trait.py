@@ -35,6 +35,7 @@ class Trait(OpenEnum):
     CONV3D = "conv3d", "spends time in convolutions of volumes"
     COMPLEX = "complex", "computes with complex numbers"
     RNN = "rnn", "has an nn.RNN, nn.GRU or nn.LSTM"
+    LSTM = "lstm", "has an nn.LSTM that oneDNN runs as a whole"
     PATCHES = "patches", "has convolutions whose windows do not overlap"
     SHORT_ROWS = "short_rows", "reads points of a few coordinates again and again"
     REPEATED_BLOCKS = "repeated_blocks", "has repeated blocks"

@@ -3,8 +3,8 @@
 With grouped queries (https://arxiv.org/abs/2305.13245), models repeat each key and value for the heads of its group,
 and write the copies to memory. Fused attention reads the shared ones. If no mask tells the rows of a group apart, as in
 a step of decoding, the queries of a group become more rows of one head, which each backend knows. Otherwise it is told
-of groups. On one core of a CPU, a step over 1024 keys took 0.11 of its time, and 0.75 to 0.9 with as many queries as
-keys (`benchmarks/results/2026-11-27-xeon-2cpu-attention-spellings.txt`).
+of groups. On one core of a CPU, a step over 1024 keys took 0.39 of its time, and 0.94 with as many queries as
+keys (`benchmarks/results/2026-11-27-epyc-2cpu-busy-attention-spellings.txt`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,43 @@
+"""LSTMs as part of the compiled graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from torchwise.plan.choice import Choice, Stage, register
+from torchwise.plan.numerics import Numerics
+from torchwise.plan.trait import Trait
+
+if TYPE_CHECKING:
+    from torchwise.plan.plan import Plan
+
+WHERE = "torchwise.compile.transforms.compiled_lstm"
+
+
+def find_problems(plan: Plan) -> Iterator[str]:
+    """Yield the reasons why the rewrite cannot be part of a plan."""
+    if "isolate_rnn" in plan.transforms:
+        yield "transforms has 'compiled_lstm' and 'isolate_rnn', but an LSTM is either compiled or isolated"
+
+
+register(
+    Choice(
+        "transforms",
+        "compiled_lstm",
+        Numerics.SAME_PRECISION,
+        complexity=1,
+        summary="each nn.LSTM is part of the compiled graph, as layers of oneDNN, whose weights freezing packs once",
+        devices=("cpu",),
+        modes=("inference",),
+        required_traits=(Trait.LSTM,),
+        detectors=((Trait.LSTM, f"{WHERE}:has_lstm"),),
+        requires=(("backend", "inductor"),),
+        implies=(("backend", "inductor"),),
+        effort="quick",
+        compile_factor=0.98,  # of a plain compile, by which nothing behind an LSTM is compiled
+        realized_by=f"{WHERE}:compile_lstms",
+        stage=Stage.MODEL,
+        find_problems=find_problems,
+    )
+)
