@@ -7,6 +7,7 @@ import gc
 import io
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,10 +18,11 @@ from torch.optim import lr_scheduler
 
 import torchwise
 from torchwise.compile import CompiledPlan, compile_plan
+from torchwise.compile.backends import inductor
 from torchwise.compile.forward_entry import find_repeated_blocks, find_stages
 from torchwise.compile.optimizer import _GIVEN, TunedOptimizer, forms_open
 from torchwise.compile.train_step import CompiledStep
-from torchwise.errors import UnsupportedError
+from torchwise.errors import PlanError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.trial.step_inspection import step_traits
 from torchwise.workload import Example, Workload, pytree
@@ -150,6 +152,72 @@ def test_recomputing_keeps_no_activation_of_a_block_and_counts_no_call_twice(
         return sum(sizes)
 
     assert count_saved_elements(Plan(activation_checkpointing="blocks")) < 0.6 * count_saved_elements(None)
+
+
+def run_block(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x + torch.tanh(torch.nn.functional.gelu(x @ weight).sigmoid() @ weight.T)
+
+
+class FunctionBlocks(torch.nn.Module):
+    """Blocks that are calls of one function, so that no part of the model shows them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.weights = torch.nn.ParameterList([torch.randn(4, 64) / 8 for _ in range(5)])
+        self.head = torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for weight in self.weights:
+            x = run_block(x, weight)
+        return self.head(x)
+
+
+GRAPH = Plan(backend="inductor", activation_checkpointing="graph")
+
+
+@pytest.fixture
+def partitioned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put PyTorch's partitioner without code generation in Inductor's place, which compiles in a tenth of the time."""
+    backend = torch._dynamo.lookup_backend("aot_eager_decomp_partition")
+    monkeypatch.setattr(inductor, "_inductor", lambda _options: backend)
+
+
+@pytest.mark.usefixtures("partitioned")
+def test_activations_of_functions_are_computed_again_by_the_graph() -> None:
+    given = [torch.cat([part] * 64) for part in batch()]
+
+    def run(plan: Plan | None) -> tuple[int, list[torch.Tensor]]:
+        step, sizes = a_step(FunctionBlocks(), lambda own: torch.optim.SGD(own, 0.1)), list[int]()
+        call = compile_step(step, plan).call if plan else step
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            sizes.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            call(*given)
+        return sum(sizes), [p.detach() for p in step.model.parameters()]
+
+    assert find_stages(FunctionBlocks()) == []
+    kept, trained = run(GRAPH)
+    expected, written = run(None)
+    assert kept < 0.5 * expected
+    torch.testing.assert_close(trained, written, rtol=1e-4, atol=1e-5)
+    assert torch._functorch.config.activation_memory_budget == 1.0, "the setting is put back"
+
+
+def test_a_graph_whose_activations_are_computed_again_shares_no_code_with_another() -> None:
+    plain = inductor._backend(replace(GRAPH, activation_checkpointing="none"), {})
+    ours = inductor._backend(GRAPH, {})
+    assert ours is not plain
+    assert ours is inductor._backend(GRAPH, {}), "Dynamo recognizes its code"
+
+
+def test_only_a_compiling_backend_picks_activations_from_a_graph() -> None:
+    with pytest.raises(PlanError, match="activation_checkpointing is 'graph', but eager compiles nothing"):
+        Plan(activation_checkpointing="graph")
+    assert not GRAPH.of_a_step, "a model in training has a graph, too"
 
 
 def test_the_threads_of_a_plan_hold_during_a_step_alone() -> None:

@@ -90,7 +90,8 @@ def plans(draw: st.DrawFn) -> Plan:
     if of_step:
         forms = [form for form in list_allowed("optimizer") if compiled or form != "compiled"]
         fields["optimizer"] = draw(st.sampled_from(forms))
-        fields["activation_checkpointing"] = draw(st.sampled_from(list_allowed("activation_checkpointing")))
+        saved = [name for name in list_allowed("activation_checkpointing") if compiled or name != "graph"]
+        fields["activation_checkpointing"] = draw(st.sampled_from(saved))
         fields["microbatches"] = draw(st.integers(1, 64))
     if compiled:
         fields |= {

@@ -338,7 +338,7 @@ def _model_plan(plan: Plan) -> Plan:
         capture="none",
         threads=None,
         optimizer="preserve",
-        activation_checkpointing="none",
+        activation_checkpointing="none" if plan.activation_checkpointing == "blocks" else plan.activation_checkpointing,
         microbatches=1,
         scope="whole" if plan.scope == "loss" else plan.scope,
     )

@@ -44,8 +44,8 @@ class Plan:
         shapes: "static" compiles for each shape, "dynamic" once for all.
         threads: intra-operator threads on the CPU, or None to leave them as they are.
         optimizer: for a training step: "preserve", or its form with "foreach" or "fused" kernels, or "compiled".
-        activation_checkpointing: "none", or "blocks" for a training step that computes the activations in repeated
-            blocks again in its backward pass.
+        activation_checkpointing: "none", or which activations the backward pass computes again: those in repeated
+            "blocks" of a training step's model, or those that the compiler picks from its "graph".
         microbatches: number of parts of a batch in a training step, which adds up their gradients.
     """
 
@@ -89,7 +89,7 @@ class Plan:
     def of_a_step(self) -> bool:
         """Whether something of it means a whole training step, and nothing to a model alone."""
         parts = (self.capture == "step", self.scope == "loss", self.optimizer != "preserve")
-        return any(parts) or self.activation_checkpointing != "none" or self.microbatches > 1
+        return any(parts) or self.activation_checkpointing == "blocks" or self.microbatches > 1
 
     @property
     def is_eager(self) -> bool:

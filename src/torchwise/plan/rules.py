@@ -107,6 +107,8 @@ def _eager_problems(plan: Plan) -> Iterator[str]:
         if choice.field == "transforms" and ("backend", "inductor") in choice.requires:
             name = choice.value
             yield f"transforms has {name!r}, but eager compiles nothing: {name} changes what a compiler is given"
+    if plan.activation_checkpointing == "graph":
+        yield "activation_checkpointing is 'graph', but eager compiles nothing: it needs a compiling backend"
 
 
 def find_choices(plan: Plan) -> list[Choice]:

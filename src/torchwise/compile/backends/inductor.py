@@ -10,6 +10,7 @@ import torch
 
 from torchwise._torch import inductor
 from torchwise.compile import inductor_patches, loop_rolling
+from torchwise.compile.backends import recompute
 from torchwise.compile.backends.freezing import Freezing, without_cached_weights
 from torchwise.compile.backends.graphs import NOTHING, Varying, compile_call
 from torchwise.compile.inductor_patches import add_autocast_to_key
@@ -62,10 +63,12 @@ def aot_backend(plan: Plan) -> tuple[Any, dict[str, Any]]:
 
 def _backend(plan: Plan, options: dict[str, Any]) -> Callable[..., Any] | None:
     """Return the backend for the graphs, or None for Inductor itself."""
-    transform = _transform(plan.transforms, options)
-    if plan.scope != "rolled":
-        return transform
-    return loop_rolling.wrap_backend(transform or _inductor(options))
+    backend = _transform(plan.transforms, options)
+    if plan.scope == "rolled":
+        backend = loop_rolling.wrap_backend(backend or _inductor(options))
+    if plan.activation_checkpointing == "graph":
+        backend = recompute.wrap_backend(backend or _inductor(options))
+    return backend
 
 
 def _inductor(options: dict[str, Any]) -> Callable[..., Any]:

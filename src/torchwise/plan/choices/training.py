@@ -76,6 +76,22 @@ register(
         target_cost="memory",
     ),
 )
+register(
+    of_training(
+        "activation_checkpointing",
+        "graph",
+        Numerics.SAME_PRECISION,
+        complexity=1,
+        summary="the backward pass computes again what the compiler picks from its graph, functions included, until "
+        "activations take a quarter of their memory",
+        requires=ON_INDUCTOR,
+        not_ahead="code that is compiled ahead has no backward pass",
+        ahead_instead=(),
+        compile_factor=1.2,
+        target_cost="memory",
+        realized_by="torchwise.compile.backends.recompute:wrap_backend",
+    )
+)
 for _count, _trait in DIVISIBLE_BY.items():
     register(
         of_training(
