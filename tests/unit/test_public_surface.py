@@ -64,6 +64,7 @@ SURFACE = [
     "tune_program",
     "unfreeze",
     "unwrap",
+    "verify",
     "watch",
 ]
 HEAVY = ("torch", "scipy", "numpy", "matplotlib", "sqlalchemy", "alembic", "rich", "typer", "msgspec")
@@ -135,7 +136,7 @@ def test_importing_loads_nothing_heavy() -> None:
 OF_TORCH = {
     *("Example", "TrainStep", "Workload"),
     *("CompileManager", "compiled", "default_manager", "tune_program"),
-    *("Analysis", "analyze", "batched", "bisect", "explain", "fit_batch", "serve_batched"),
+    *("Analysis", "analyze", "batched", "bisect", "explain", "fit_batch", "serve_batched", "verify"),
 }
 """Names that hold a model, its inputs or a part of a program, or examine one."""
 

@@ -41,7 +41,8 @@ def verify(
     ] = None,
     allow: Allow = "same-precision",
     tolerance: Annotated[
-        float | None, typer.Option(help="Relative error of each output that --allow substituted permits, such as 0.01.")
+        float | None,
+        typer.Option(help="With --allow substituted: relative error of each output that is permitted, such as 0.01."),
     ] = None,
     grad: Annotated[bool, typer.Option("--grad", help="Compare the gradients of inputs and weights, too.")] = False,
     training: Annotated[
