@@ -160,6 +160,19 @@ def test_where_outputs_lay_otherwise_every_compiled_plan_lays_them_out_as_eager_
     assert [plan for plan in asked if plan.backend == "inductor" and "eager_strides" not in plan.transforms] == []
 
 
+@pytest.mark.parametrize("trait", ["grows", "sizes_vary"])
+def test_outputs_are_laid_out_as_eagers_at_sizes_that_vary_too(trait: str) -> None:
+    space = PlanSpace("cpu", "inference", frozenset({"module", "floating", "several_shapes", trait}), effort="quick")
+    inspection = an_inspection(1e-3, traits=space.traits)
+    first = StagedSampler(space).ask(a_history(inspection=inspection, calls=MANY))
+    assert first is not None
+    assert first.plan == Plan(backend="inductor", shapes="dynamic")
+    failed = a_history(a_trial(first.plan, verdict=RESTRIDED), inspection=inspection, calls=MANY)
+    second = StagedSampler(space).ask(failed)
+    assert second is not None
+    assert second.plan == Plan(backend="inductor", shapes="dynamic", transforms=("eager_strides",))
+
+
 RESTRIDED = Verdict((Check("strides", Outcome.FAIL, "output[1] has strides (2, 1)"),))
 
 

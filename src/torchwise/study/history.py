@@ -133,7 +133,12 @@ class History:
         return None
 
     def refine(self, plan: Plan) -> Plan:
-        """Return a plan with smaller rewrites in place of those that the user's limit refused."""
+        """Return a plan with smaller rewrites in place of those that the user's limit refused.
+
+        Where compiled outputs were seen to lie otherwise than eager's, it lays them out, too.
+        """
+        if Trait.RESTRIDED in self.traits and lays_out_by_itself(plan) and plan.scope == "whole":
+            plan = plan.with_choice("transforms", "eager_strides")
         smaller = dict(trial.instead for trial in self.trials if trial.instead)
         transforms = tuple(smaller.get(name, name) for name in plan.transforms)
         return plan if transforms == plan.transforms else replace(plan, transforms=transforms)
