@@ -212,6 +212,8 @@ def test_a_graph_whose_activations_are_computed_again_shares_no_code_with_anothe
     ours = inductor._backend(GRAPH, {})
     assert ours is not plain
     assert ours is inductor._backend(GRAPH, {}), "Dynamo recognizes its code"
+    assert not hasattr(ours, "assert_applied")
+    assert hasattr(inductor._backend(replace(GRAPH, scope="rolled"), {}), "assert_applied"), "a rewrite is checked"
 
 
 def test_only_a_compiling_backend_picks_activations_from_a_graph() -> None:
