@@ -17,7 +17,7 @@ from torchwise import apply
 from torchwise.bench import BenchRequest, run_benchmark
 from torchwise.bench.contenders import BUILT_IN, Setting, find, load_contenders
 from torchwise.bench.contenders.torchwise import Torchwise, check_served
-from torchwise.errors import InputError, StalePlanError, StorageError
+from torchwise.errors import InputError, StalePlanError, StorageError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.records import Failure
@@ -27,6 +27,7 @@ from torchwise.records.scale import scale_of
 from torchwise.trial import Limits, ProcessLauncher
 from torchwise.trial.launcher import OnStage
 from torchwise.trial.worker import Assignment
+from torchwise.workload import Example, Workload
 from torchwise.workload.target import load
 
 PLUGIN = """
@@ -194,3 +195,18 @@ def test_a_store_of_rulings_that_cannot_be_reached_costs_no_row(monkeypatch: pyt
 def test_rows_are_json(rows: dict[str, Any]) -> None:
     _, benchmark = rows["eager"]
     assert json.loads(benchmark.to_json())["schema"] == "torchwise.bench/1"
+
+
+def test_the_contender_of_fewer_bits_rounds_the_layers_of_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchao")
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    contender, setting = load_contenders()["int8-dynamic"], Setting("cpu", "inference")
+    model, x = torch.nn.Sequential(torch.nn.Linear(64, 64)).eval(), torch.randn(8, 64)
+    with torch.no_grad():
+        found, expected = contender.build(Workload(model, (Example((x,)),)), setting)(x), model(x)
+    assert 1e-3 < float((found - expected).norm() / expected.norm()) < 0.05
+    assert type(model[0].weight) is torch.nn.Parameter
+    with pytest.raises(UnsupportedError, match="this is a function"):
+        contender.build(Workload(torch.sin, (Example((x,)),)), setting)
+    assert contender.missing(setting) is None
+    assert "no backward pass" in str(contender.missing(Setting("cpu", "training")))

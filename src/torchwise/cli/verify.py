@@ -42,7 +42,7 @@ def verify(
     allow: Allow = "same-precision",
     tolerance: Annotated[
         float | None,
-        typer.Option(help="With --allow substituted: relative error of each output that is permitted, such as 0.01."),
+        typer.Option(help="With --allow quantized or substituted: relative error of each output that is permitted."),
     ] = None,
     grad: Annotated[bool, typer.Option("--grad", help="Compare the gradients of inputs and weights, too.")] = False,
     training: Annotated[

@@ -38,6 +38,7 @@ PRECISIONS = {
     Numerics.EXACT: "native",
     Numerics.SAME_PRECISION: "native",
     Numerics.LOWER_PRECISION: "bf16",
+    Numerics.QUANTIZED: "native",
     Numerics.SUBSTITUTED: "native",
 }
 """The lowest precision that each level of numerics lets a candidate compute in."""
@@ -83,11 +84,12 @@ class PairRequest:
             raise InputError(f"limit is {self.limit_s!r} s, but must be above 0")
         if self.repro and not self.repro.endswith(".py"):
             raise InputError(f"the repro is {self.repro!r}, but must be a .py file")
-        if self.allow is Numerics.SUBSTITUTED and self.workload.tolerance is None:
-            raise InputError("substituted operators are allowed, but no tolerance is given: give one, such as 0.01")
-        if self.workload.tolerance is not None and self.allow is not Numerics.SUBSTITUTED:
+        if self.allow.is_judged_by_user and self.workload.tolerance is None:
+            raise InputError(f"allow is {self.allow.value!r}, but no tolerance is given: give one, such as 0.01")
+        if self.workload.tolerance is not None and not self.allow.is_judged_by_user:
             raise InputError(
-                "a tolerance is given, but only a candidate of substituted operators may use it: allow them"
+                "a tolerance is given, but only a quantized candidate, or one of substituted operators, may use it: "
+                "allow quantized or substituted"
             )
         if self.inputs:
             InputDescription.parse(self.inputs)
@@ -144,8 +146,8 @@ def verify(
         candidate: the one to prove, in any of these forms.
         inputs: a tuple of arguments (or one tensor), a list of `Example`s, one description for each input such as
             "x: float32[n, 64] n=1..4096", or None for those of the reference's factory.
-        allow: permitted numerics: "exact", "same-precision", "lower-precision" or "substituted".
-        tolerance: relative error of each output that "substituted" permits.
+        allow: permitted numerics: "exact", "same-precision", "lower-precision", "quantized" or "substituted".
+        tolerance: relative error of each output that "quantized" and "substituted" permit.
         grad: compare the gradients of inputs and weights, too.
         training: put models into training mode, and compare gradients. Training steps are always compared as such.
         stochastic: whether answers are random, so that distributions are compared, or None to find out.

@@ -15,6 +15,7 @@ from torchwise.bench.contenders.backend import Backend
 from torchwise.bench.contenders.compiled import Compiled
 from torchwise.bench.contenders.contender import Contender, Setting
 from torchwise.bench.contenders.eager import Eager
+from torchwise.bench.contenders.quantized import Int8Dynamic
 from torchwise.bench.contenders.thunder import Thunder
 from torchwise.bench.contenders.torchwise import Torchwise
 from torchwise.errors import InputError, UnsupportedError, did_you_mean
@@ -27,6 +28,7 @@ BUILT_IN: tuple[Contender, ...] = (
     *map(Compiled, MODES),
     *map(Backend, BACKENDS),
     Thunder(),
+    Int8Dynamic(),
     Torchwise(),
 )
 """The contenders in order of their runs. Torchwise is last, to be compared with the fastest of the others."""
