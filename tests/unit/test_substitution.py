@@ -13,7 +13,14 @@ import torch
 from torch import nn
 
 from torchwise.compile.shared_copies import share
-from torchwise.compile.transforms.other_modules import has_exact_gelu, has_instance_norm, use_group_norm, use_tanh_gelu
+from torchwise.compile.transforms.other_modules import (
+    has_dropout,
+    has_exact_gelu,
+    has_instance_norm,
+    leave_dropout_out,
+    use_group_norm,
+    use_tanh_gelu,
+)
 from torchwise.errors import UnsupportedError, WorkloadError
 from torchwise.plan import EAGER, Numerics, Plan, PlanSpace, Trait
 from torchwise.plan.choice import CHOICES, Choice, Stage, load_choices
@@ -84,6 +91,19 @@ def test_other_modules_are_left_alone() -> None:
         use_tanh_gelu(nn.Linear(2, 2))
 
 
+@pytest.mark.parametrize("kind", [nn.Dropout, nn.Dropout2d, nn.AlphaDropout])
+def test_dropout_that_is_on_is_left_out(kind: type[nn.Module]) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), kind(0.5)).train(), torch.randn(3, 2, 5, 4)
+    other, _ = leave_dropout_out(model)
+    assert torch.equal(other(x), model[0](x))
+    assert type(model[1]) is kind, "the model keeps its own"
+    assert has_dropout(model)
+    assert not has_dropout(model.eval())
+    assert not has_dropout(nn.Sequential(kind(0.0)))
+    with pytest.raises(UnsupportedError, match="has 'no_dropout', but Sequential has no module of dropout that is on"):
+        leave_dropout_out(model)
+
+
 # ---- the verdict
 
 
@@ -122,6 +142,29 @@ def test_numbers_that_are_none_fail_at_any_tolerance(value: float) -> None:
 def test_whole_numbers_count_too() -> None:
     (found,) = check_substitution(torch.sign, lambda x: -torch.sign(x), [Example((torch.arange(4),))], 0.5)
     assert found.outcome is Outcome.FAIL
+
+
+class Backwards(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return 0.5 * grad
+
+
+@pytest.mark.parametrize("metric", [None, lambda _: 1.0])
+def test_a_model_to_be_trained_is_judged_by_its_gradients_too(metric: Any) -> None:
+    examples = [Example((torch.randn(64, requires_grad=True),))]
+
+    def judge(training: bool) -> Verdict:
+        return Verdict(tuple(check_substitution(torch.sin, Backwards.apply, examples, 0.1, metric, training=training)))
+
+    assert judge(training=False).outcome is Outcome.PASS
+    judged = judge(training=True)
+    assert judged.outcome is Outcome.FAIL
+    assert "gradient" in judged.reason
 
 
 def quality(call: Callable[..., Any]) -> float:
@@ -172,6 +215,26 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"{file}:make"
 
 
+def test_training_with_another_gelu_is_judged_in_a_trial(target: str) -> None:
+    assert judge_target(target, GELU, 0.05, mode="training").outcome is Outcome.PASS
+    assert judge_target(target, GELU, 1e-6, mode="training").outcome is Outcome.FAIL
+
+
+def test_dropout_is_left_out_where_a_metric_permits_it(tmp_path: Path) -> None:
+    file = tmp_path / "noisy_model.py"
+    file.write_text(
+        "import torch\n"
+        "def make():\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.3)), (torch.randn(16, 8),)\n"
+        "def rate(model):\n"
+        "    return 1.0\n"
+    )
+    plan, traits = Plan(transforms=("no_dropout",)), frozenset({Trait.STOCHASTIC})
+    passed = judge_target(f"{file}:make", plan, 0.1, metric=f"{file}:rate", traits=traits)
+    assert passed.outcome is Outcome.PASS
+    assert judge_target(f"{file}:make", plan, 0.1, traits=traits).outcome is Outcome.FAIL, "the noise is an error"
+
+
 Judge = Callable[..., Verdict]
 
 
@@ -181,10 +244,16 @@ def judge(target: str) -> Judge:
 
 
 def judge_target(
-    target: str, plan: Plan, tolerance: float | None, kind: type[PlanCandidate] = PlanCandidate, metric: str = ""
+    target: str,
+    plan: Plan,
+    tolerance: float | None,
+    kind: type[PlanCandidate] = PlanCandidate,
+    metric: str = "",
+    mode: Any = "inference",
+    traits: frozenset[Trait] = frozenset(),
 ) -> Verdict:
-    spec = WorkloadSpec(target, tolerance=tolerance, metric=metric or None)
-    trial = Experiment(Job("try", spec, plan, effort=EFFORTS["quick"]), kind(plan))
+    spec = WorkloadSpec(target, tolerance=tolerance, metric=metric or None, mode=mode)
+    trial = Experiment(Job("try", spec, plan, effort=EFFORTS["quick"], traits=traits), kind(plan))
     with trial.harness.gradients():
         trial.build()
         trial.first_calls()
@@ -250,6 +319,10 @@ def test_such_operators_are_tried_if_an_error_is_allowed_and_never_else() -> Non
     assert space.excludes(norm) is None
     tolerant = PlanSpace("cpu", "inference", traits | {Trait.TOLERANT}, Numerics.SUBSTITUTED, "quick")
     assert tolerant.excludes(gelu) is None
+    trained = PlanSpace("cpu", "training", traits | {Trait.TOLERANT}, Numerics.SUBSTITUTED, "quick")
+    assert trained.excludes(gelu) is None
+    step = PlanSpace("cpu", "training", trained.traits | {Trait.TRAINING_STEP}, Numerics.SUBSTITUTED, "quick")
+    assert step.excludes(gelu) == "a whole training step is verified against the model's own operators"
     careful = PlanSpace("cpu", "inference", traits | {Trait.TOLERANT}, Numerics.SAME_PRECISION, "quick")
     assert careful.excludes(gelu) == "it is substituted, and only up to same-precision is allowed"
 

@@ -47,6 +47,7 @@ class Trait(OpenEnum):
     SIZES_FIXED = "sizes_fixed", "gets inputs of the sizes of its examples alone"
     INSTANCE_NORM = "instance_norm", "has instance norms without running statistics"
     EXACT_GELU = "exact_gelu", "has GELU by the error function"
+    DROPOUT = "dropout", "has modules of dropout that is on"
     WRITTEN_ATTENTION = "written_attention", "writes attention out as products and a softmax"
     REPEATED_KEYS = "repeated_keys", "repeats keys and values for attention"
     TOLERANT = "tolerant", "is allowed an error by --tolerance"

@@ -37,7 +37,7 @@ from torchwise.verify.properties import Run
 from torchwise.verify.spot_check import FirstAnswer, check_retained_outputs, very_first
 from torchwise.verify.step import check_retained_loss
 from torchwise.verify.step_runner import StepRunner
-from torchwise.verify.substitution import judge_substitution
+from torchwise.verify.substitution import judge_substitution, keeps_noise
 from torchwise.workload import pytree
 from torchwise.workload.train_step import TrainStep
 
@@ -86,10 +86,10 @@ class Experiment:
 
     def _verify_call(self) -> Verdict:
         workload, traits = self.harness.workload, self._job.traits
-        is_stochastic = Trait.STOCHASTIC in traits
         original = workload.call
         if self._job.workload.tolerance is not None:
             workload = replace(workload, call=self._candidate.substitute(original))
+        is_stochastic = Trait.STOCHASTIC in traits and keeps_noise(original, workload.call, workload.examples[0])
         plain = Subject(
             workload,
             workload.call,

@@ -19,6 +19,7 @@ from torchwise.records.format import percent
 from torchwise.verify.compare import check_structure
 from torchwise.verify.deviation import errors_of, is_rounded
 from torchwise.verify.observe import Observation, observe
+from torchwise.verify.stochastic import is_stochastic
 from torchwise.workload.module_state import kept_state
 from torchwise.workload.target import find_factory
 from torchwise.workload.workload import Example
@@ -33,8 +34,10 @@ def check_substitution(
     examples: Sequence[Example],
     tolerance: float,
     metric: Metric | None = None,
+    *,
+    training: bool = False,
 ) -> Iterator[Check]:
-    """Yield a check for each example, or one of the metric.
+    """Yield a check for each example, or one of the metric. A model to be trained is judged by its gradients, too.
 
     Args:
         original: the model.
@@ -42,15 +45,19 @@ def check_substitution(
         examples: inputs to compare on. Both draw the same random numbers.
         tolerance: the relative error (root mean square) that an output may have, or the share of its value that the
             metric may lose.
-        metric: the user's own measure of quality, in place of the error.
+        metric: the user's own measure of quality, in place of the error of outputs.
+        training: whether gradients are compared. No metric tells of them, so that the error of all counts, too.
     """
     if metric is not None:
         judged = _check_metric(original, substituted, tolerance, metric)
         passes = judged.outcome is Outcome.PASS
         yield replace(judged, error=_worst_error(original, substituted, examples)) if passes else judged
-        return
+        if not training:
+            return
     for seed, example in enumerate(examples):
-        mine, theirs = (_observe(call, original, example, seed) for call in (substituted, original))
+        mine, theirs = (
+            observe(call, original, example, seed=seed, training=training) for call in (substituted, original)
+        )
         structure = check_structure(mine, theirs)
         yield _check_error(mine, theirs, tolerance) if structure.outcome is Outcome.PASS else structure
 
@@ -60,9 +67,19 @@ def judge_substitution(
 ) -> Verdict:
     """Judge other operators or numbers by the error, or the loss of quality, that a request allows."""
     assert spec.tolerance is not None, "without one nothing is replaced"
-    metric = find_factory(spec.metric) if spec.metric else None
+    metric, training = find_factory(spec.metric) if spec.metric else None, spec.mode == "training"
     with kept_state((original, substituted)):
-        return Verdict(tuple(check_substitution(original, substituted, examples, spec.tolerance, metric)))
+        checks = check_substitution(original, substituted, examples, spec.tolerance, metric, training=training)
+        return Verdict(tuple(checks))
+
+
+def keeps_noise(original: Callable[..., Any], substituted: Callable[..., Any], example: Example) -> bool:
+    """Whether a model that draws random numbers still does with other operators. Without, its answers are compared."""
+    if substituted is original:
+        return True
+    cloned = example.clone()
+    with torch.no_grad():
+        return is_stochastic(lambda: substituted(*cloned.args, **cloned.kwargs), original)[0]
 
 
 def _worst_error(
@@ -71,10 +88,6 @@ def _worst_error(
     """Return the largest error on the examples. A program that compares answers later must expect it."""
     errors = [check.error for check in check_substitution(original, substituted, examples, math.inf)]
     return max((error for error in errors if error is not None), default=None)
-
-
-def _observe(call: Callable[..., Any], original: Callable[..., Any], example: Example, seed: int) -> Observation:
-    return observe(call, original, example, seed=seed, training=False, calls=1)
 
 
 def _check_error(mine: Observation, theirs: Observation, tolerance: float) -> Check:

@@ -5,6 +5,7 @@ from torchwise.plan.numerics import Numerics
 from torchwise.plan.trait import Trait
 
 WHERE = "torchwise.compile.transforms.other_modules"
+OWN_STEP = (Trait.TRAINING_STEP, "a whole training step is verified against the model's own operators")
 
 register(
     Choice(
@@ -26,12 +27,26 @@ register(
         Numerics.SUBSTITUTED,
         complexity=1,
         summary="GELU is approximated by tanh, which is off by up to 5e-4",
-        modes=("inference",),  # a tolerance is for outputs: no gradient is judged by it
         required_traits=(Trait.EXACT_GELU, Trait.TOLERANT),
+        excluded_by=(OWN_STEP,),
         detectors=((Trait.EXACT_GELU, f"{WHERE}:has_exact_gelu"),),
         compile_factor=0.0,
         effort="quick",
         realized_by=f"{WHERE}:use_tanh_gelu",
+        stage=Stage.MODEL,
+    ),
+    Choice(
+        "transforms",
+        "no_dropout",
+        Numerics.SUBSTITUTED,
+        complexity=1,
+        summary="dropout that is on in inference is off, for answers without its noise",
+        modes=("inference",),
+        required_traits=(Trait.DROPOUT, Trait.TOLERANT),
+        detectors=((Trait.DROPOUT, f"{WHERE}:has_dropout"),),
+        compile_factor=0.0,
+        effort="quick",
+        realized_by=f"{WHERE}:leave_dropout_out",
         stage=Stage.MODEL,
     ),
 )
