@@ -190,6 +190,9 @@ def test_a_plan_with_settings_of_another_compiler_is_refused() -> None:
         Plan(backend="aot-inductor", transforms=("complex_to_real",))
     with pytest.raises(PlanError, match="backend 'torch-tensorrt' compiles for one shape: shapes must be static"):
         Plan(backend="torch-tensorrt", shapes="dynamic")
+    for name in NAMES:
+        with pytest.raises(PlanError, match=f"backend '{name}' takes no graph with autocast: use bf16"):
+            Plan(backend=name, precision="autocast_bf16")
     with pytest.raises(PlanError, match="is of a training step, but one call captured, bf16 and frozen weights"):
         Plan(backend="openvino", optimizer="fused")
     with pytest.raises(UnsupportedError, match=r"mode and options are Inductor's: leave them out"):

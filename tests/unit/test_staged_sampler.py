@@ -829,6 +829,16 @@ def test_a_whole_search_ends_near_the_best_plan(device: str, allow: str, effort:
     assert excess[-1] <= 1.15, excess
 
 
+def test_a_backend_that_trails_is_improved_too() -> None:
+    with installed("openvino"):
+        space = a_space("cpu")
+        trials = (a_trial(INDUCTOR, 1.5), a_trial(Plan(backend="openvino"), 1.6))
+        history = a_history(*trials, inspection=an_inspection(1e-3, traits=space.traits), calls=MANY)
+        worth = StagedSampler(space).list_worthwhile(history)
+    assert Plan(backend="inductor", options=(("freezing", True),)) in worth
+    assert Plan(backend="openvino", memory_format="channels_last") in worth
+
+
 @pytest.mark.parametrize(("device", "effort"), [("cpu", "standard"), ("cuda", "standard"), ("cpu", "thorough")])
 def test_a_search_among_several_backends_ends_near_the_best_plan(device: str, effort: str) -> None:
     with installed("openvino", "onnxruntime", "torch_tensorrt"):

@@ -126,6 +126,12 @@ def freezes_weights(plan: Plan) -> bool:
     return any(choice.freezes_weights for choice in find_choices(plan))
 
 
+def find_export_problems(plan: Plan) -> Iterator[str]:
+    """Yield the reason why the graphs of a plan cannot be exported for its backend."""
+    if plan.precision.startswith("autocast"):
+        yield f"precision is {plan.precision!r}, but backend {plan.backend!r} takes no graph with autocast: use bf16"
+
+
 def iter_changes(plan: Plan) -> Iterator[tuple[str, Any]]:
     """Yield the changes of `plan`, part by part: a field and its value, with options and transforms each by itself."""
     for field in fields(plan):

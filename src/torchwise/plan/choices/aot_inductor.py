@@ -2,6 +2,7 @@
 
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.numerics import Numerics
+from torchwise.plan.rules import find_export_problems
 from torchwise.plan.trait import Trait
 
 register(
@@ -21,6 +22,7 @@ register(
         compile_factor=1.5,
         realized_by="torchwise.compile.backends.aot_inductor:compile",
         dynamic_shapes=True,
+        find_problems=find_export_problems,
         not_ahead="AOTInductor compiles again in each process",
         ahead_instead=(("backend", "inductor"),),
     ),

@@ -2,6 +2,7 @@
 
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.numerics import Numerics
+from torchwise.plan.rules import find_export_problems
 from torchwise.plan.trait import Trait
 
 register(
@@ -21,6 +22,7 @@ register(
         ),
         compile_factor=4.0,
         realized_by="torchwise.compile.backends.tensorrt:compile",
+        find_problems=find_export_problems,
         not_ahead="TensorRT compiles again in each process",
         ahead_instead=(("backend", "inductor"),),
         freezes_weights=True,
