@@ -22,5 +22,7 @@ def describe(choice: Choice) -> str:
     traits = [*choice.required_traits, *(f"no {trait}" for trait, _ in choice.excluded_by)]
     needs = ", ".join(trait.replace("_", " ") for trait in traits) or "–"
     where = PLACES[choice.devices] + modes
-    effort = ", or quick with ".join([choice.effort, *filter(None, [" or ".join(choice.quick_with).replace("_", " ")])])
+    earlier = (("quick", choice.quick_with), ("standard", choice.standard_with))
+    sooner = (f"{effort} with {' or '.join(traits).replace('_', ' ')}" for effort, traits in earlier if traits)
+    effort = ", or ".join([choice.effort, *sooner])
     return f"| {named} | {choice.summary} | {where} | {choice.numerics} | {effort} | {needs} |"

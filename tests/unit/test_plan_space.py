@@ -77,6 +77,18 @@ def reachable(space: PlanSpace) -> dict[Plan, list[tuple[Plan, Choice]]]:
 # ---- open choices
 
 
+def test_launch_parameters_are_tuned_sooner_for_matrices_that_meet_one_row_each() -> None:
+    choice = CHOICES["options", ("coordinate_descent_tuning", True)]
+    for effort in ("quick", "standard", "thorough"):
+        space = a_space(effort=effort)
+        with_rows = a_space(effort=effort, traits=ALL_TRAITS | {"one_row"})
+        assert (space.excludes(choice) is None) is (effort == "thorough")
+        assert (with_rows.excludes(choice) is None) is (effort != "quick")
+    assert a_space(effort="quick", traits=ALL_TRAITS | {"one_row"}).excludes(choice) == (
+        "it is tried from effort standard on"
+    )
+
+
 def test_volumes_have_a_memory_format_of_their_own() -> None:
     """Not among all traits, as each memory format more is a third more plans for the tests that look at every plan."""
     choice = CHOICES["memory_format", "channels_last_3d"]

@@ -12,7 +12,7 @@ import torchwise
 from torchwise.errors import PlanError
 from torchwise.measure.profile import Profile
 from torchwise.plan import Choice, Numerics, PlanSpace, Trait
-from torchwise.plan.choice import load_choices
+from torchwise.plan.choice import TRAIT_FIELDS, load_choices
 from torchwise.plan.trait import DIVISIBLE_BY
 from torchwise.records import Inspection
 from torchwise.records.codec import from_builtins, to_builtins
@@ -49,8 +49,9 @@ def test_every_trait_has_a_sentence() -> None:
 
 def test_choices_name_known_traits() -> None:
     for choice in load_choices().values():
-        others = [trait for trait, _ in (*choice.excluded_by, *choice.implies_for)]
-        assert all(trait.is_known for trait in (*choice.required_traits, *choice.quick_with, *others)), choice
+        named = [trait for trait, _ in (*choice.excluded_by, *choice.implies_for)]
+        named += [trait for field in TRAIT_FIELDS for trait in getattr(choice, field)]
+        assert all(trait.is_known for trait in named), choice
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,7 @@ def test_choices_name_known_traits() -> None:
     [
         {"required_traits": ("gem",)},
         {"quick_with": ("gem",)},
+        {"standard_with": ("gem",)},
         {"excluded_by": (("gem", "it is slower"),)},
         {"implies_for": (("gem", ("backend", "inductor")),)},
     ],

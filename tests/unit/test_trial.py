@@ -238,23 +238,26 @@ def test_an_error_of_the_users_crosses_whole_and_as_a_class_that_is_known(
     assert (type(error), str(error)) == (kind, str(raised))
 
 
-def test_inspection_tells_convolutions_of_volumes_from_those_of_images(tmp_path: Path) -> None:
-    file = tmp_path / "volumes.py"
+def test_inspection_tells_volumes_from_images_and_finds_single_rows(tmp_path: Path) -> None:
+    file = tmp_path / "models.py"
     file.write_text(
         "import torch\n"
         "def volumes():\n    return torch.nn.Conv3d(8, 16, 3), (torch.randn(1, 8, 12, 12, 12),)\n"
-        "def images():\n    return torch.nn.Conv2d(8, 16, 3), (torch.randn(1, 8, 48, 48),)\n"
+        "def rows():\n    return torch.nn.Linear(1024, 1024), (torch.randn(1, 1024),)\n"
     )
-    for name, has, lacks in (("volumes", "conv3d", "conv"), ("images", "conv", "conv3d")):
-        traits = inspect(Job("inspect", WorkloadSpec(f"{file}:{name}"), effort=BRIEF), lambda _stage: None).traits
-        assert has in traits
-        assert lacks not in traits
+    found = {
+        name: inspect(Job("inspect", WorkloadSpec(f"{file}:{name}"), effort=BRIEF), lambda _stage: None).traits
+        for name in ("volumes", "rows")
+    }
+    assert found["volumes"] & {"conv", "conv3d", "one_row"} == {"conv3d"}
+    assert found["rows"] & {"conv", "conv3d", "one_row"} == {"one_row"}
 
 
 def test_inspection_finds_what_the_model_is(launcher: ProcessLauncher) -> None:
     spec = WorkloadSpec("zoo:spinlock.operator@small")
     found = inspect_workload(launcher, Job("inspect", spec, effort=BRIEF), Limits(60, 8 * GIB), lambda s: None)
     assert {"module", "conv", "gemm", "stochastic", "float32", "repeated_blocks"} <= found.traits
+    assert "conv3d" not in found.traits
     assert any("training mode" in note for note in found.notes)
     assert len(found.measurement.candidate_s) == len(found.measurement.baseline_s) >= 3
     assert found.shares["conv"] > 0.01, "more on a machine that has nothing else to do"

@@ -32,6 +32,9 @@ waits for the host, a CPU runs Python), and "compile" only the time it takes to 
 choice saves memory alone.
 """
 
+TRAIT_FIELDS = ("required_traits", "quick_with", "standard_with")
+"""The fields of a choice that list traits alone."""
+
 Code = str | Callable[..., Any]
 """A function, or the place of one as "module:function", which is imported when it is needed, as it may need torch."""
 
@@ -93,6 +96,7 @@ class Choice:
         implies_for: choices that it implies for workloads with a trait, as (trait, (field, value)).
         effort: the least effort at which it is tried by itself.
         quick_with: traits of a workload with any of which that is effort "quick".
+        standard_with: traits of a workload with any of which that is at most effort "standard".
         compile_factor: compile time as a multiple of a plain compile, or 0 if it compiles nothing.
         target_cost: the part of the time that it can improve.
         min_remaining_fraction: share of that part that is sure to remain, so that the rest bounds the gain.
@@ -128,6 +132,7 @@ class Choice:
     implies_for: tuple[tuple[Trait, tuple[str, Any]], ...] = ()
     effort: EffortName = "standard"
     quick_with: tuple[Trait, ...] = ()
+    standard_with: tuple[Trait, ...] = ()
     compile_factor: float = 1.0
     target_cost: TargetCost = "all"
     min_remaining_fraction: float = 0.0
@@ -145,12 +150,19 @@ class Choice:
 
     def __post_init__(self) -> None:
         """Take traits by their values, too, as a plug-in may name them."""
-        named = ((field, getattr(self, field)) for field in ("required_traits", "quick_with"))
+        named = ((field, getattr(self, field)) for field in TRAIT_FIELDS)
         found: dict[str, Any] = {field: tuple(check_trait(one, field) for one in traits) for field, traits in named}
         for field in ("excluded_by", "implies_for", "detectors"):
             found[field] = tuple((check_trait(trait, field), other) for trait, other in getattr(self, field))
         for field, value in found.items():
             object.__setattr__(self, field, value)
+
+    def least_effort(self, traits: Collection[Trait]) -> EffortName:
+        """Return the least effort at which it is tried by itself, for a workload with these traits."""
+        if any(trait in traits for trait in self.quick_with):
+            return "quick"
+        is_common = any(trait in traits for trait in self.standard_with)
+        return "standard" if is_common and self.effort == "thorough" else self.effort
 
     @property
     def key(self) -> tuple[str, Any]:

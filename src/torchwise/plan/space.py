@@ -58,9 +58,8 @@ class PlanSpace:
             return _explain_missing(missing[0])
         if barred := self.bars(choice):
             return barred
-        is_early = any(trait in self.traits for trait in choice.quick_with)
-        if not is_early and not is_at_least(self.effort, choice.effort):
-            return f"it is tried from effort {choice.effort} on"
+        if not is_at_least(self.effort, least := choice.least_effort(self.traits)):
+            return f"it is tried from effort {least} on"
         return None
 
     def bars(self, choice: Choice) -> str | None:

@@ -33,6 +33,7 @@ from torchwise.trial.error_origin import Instruments, check_plainly
 from torchwise.trial.job import Job
 from torchwise.trial.loading import load, runner, with_optimizer_state
 from torchwise.trial.loading_reads import LoadingReads
+from torchwise.trial.matrix_rows import MatrixRows
 from torchwise.trial.plain_call import PlainCall, prints, run_plainly
 from torchwise.trial.required_properties import check_original
 from torchwise.trial.step_inspection import step_traits, work_of
@@ -232,10 +233,11 @@ def _trace_operators(call: Callable[[], Any]) -> tuple[frozenset[Trait], int | N
     - The same operators repeat.
     - Rows of a few elements are read again and again.
     - A mean is taken over labels of which some may be ignored, or weigh more than others.
+    - Matrices are multiplied by one row each.
     - Python reads a value from the GPU: a yes or no, a count, or numbers.
     """
     is_complex = has_short_rows = has_uneven_mean = reads_bool = reads_scalar = is_whole = False
-    operators = 0
+    operators, rows = 0, MatrixRows()
     labels: list[int] = []
 
     class Watch(TorchDispatchMode):
@@ -247,6 +249,7 @@ def _trace_operators(call: Callable[[], Any]) -> tuple[frozenset[Trait], int | N
             is_complex |= any(t.is_complex() for t in pytree.tensors((args, result)))
             has_short_rows = has_short_rows or any(reads_across(func, t, result) for t in pytree.tensors(args))
             has_uneven_mean = has_uneven_mean or _is_uneven_mean(func, args)
+            rows.count(func, args)
             if len(labels) < MAX_OPERATORS and not func.is_view:  # each step takes another part of a sequence
                 labels.append(hash((func, _form((args, kwargs)))))
             return result
@@ -269,6 +272,7 @@ def _trace_operators(call: Callable[[], Any]) -> tuple[frozenset[Trait], int | N
         Trait.COMPLEX: is_complex,
         Trait.SHORT_ROWS: has_short_rows,
         Trait.UNEVEN_MEAN: has_uneven_mean,
+        Trait.ONE_ROW: rows.are_single,
         Trait.REPEATS: _repeats(labels),
         Trait.LONG: operators >= MANY_OPERATORS,
         Trait.READS_BOOL: reads_bool,
