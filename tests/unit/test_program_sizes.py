@@ -186,6 +186,16 @@ def test_sizes_mean_the_same_as_for_a_model(rows: Iterable[int], searches: Searc
         tune(net, rows, sizes="often")
 
 
+def test_a_dynamic_plan_for_a_few_sizes_answers_all_others_by_itself(searches: Searches) -> None:
+    net, searches.plan = Rows().eval(), DYNAMIC[0]
+    alone = copy.deepcopy(net)
+    report = tune(net, [3, 5])
+    assert len(searches.asked) == 1
+    assert report.modules[0].record.notes == ("one plan answers every size",)
+    check_answers(net, alone, [3, 40])
+    assert count_calls(report.modules[0]) == (2, {})
+
+
 def test_the_search_for_other_sizes_has_a_share_of_the_budget(searches: Searches) -> None:
     tune(Rows().eval(), [3, 5], budget=100.0)
     first, second = (request.budget_s for request, _ in searches.asked)

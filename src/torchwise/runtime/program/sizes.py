@@ -101,7 +101,7 @@ class SizeMix:
             padded = f"inputs are padded to {sizes}, verified to change no answer, and larger ones run as written"
             return f"{padded}: {self.choice.reason}"
         if decision.plan.shapes == "dynamic":
-            return f"one plan answers every size: {self.choice.reason}"
+            return f"one plan answers every size{f': {self.choice.reason}' if self.is_dynamic else ''}"
         if others is None or others.plan.shapes != "dynamic":
             why = failure if others is None else others.reason
             return f"other sizes than these run as written{f': {why}' if why else ''}"
