@@ -16,6 +16,7 @@ from test_program import THREADS, Searches, decide_at_once
 import torchwise as tw
 from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
+from torchwise.runtime.api import Study
 from torchwise.runtime.bucketing.bucketed import DYNAMIC
 from torchwise.runtime.program import StoredPlans, sizes, tuning
 from torchwise.runtime.program.calls import Calls
@@ -184,6 +185,27 @@ def test_sizes_mean_the_same_as_for_a_model(rows: Iterable[int], searches: Searc
     assert {len(example.args[0]) for example in workload.examples} <= set(rows)
     with pytest.raises(InputError, match="sizes is 'often'"):
         tune(net, rows, sizes="often")
+
+
+def test_waiting_is_no_part_of_a_budget_if_that_is_asked_for(
+    searches: Searches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(tuning.time, "monotonic", lambda: now[0])
+
+    def search(*asked: Any, **options: Any) -> Any:
+        now[0] += 1000.0  # of which the study says that all but its own seconds went by waiting
+        found = searches(*asked, **options)
+        return Study(replace(found.record, seconds=5.0))
+
+    monkeypatch.setattr(tuning, "search", search)
+    first, second = Rows().eval(), Mean().eval()
+    tw.tune_program(lambda: [net(make(rows)) for net in (first, second) for rows in (3, 5)], budget=100.0, wait=True)
+    assert len(searches.asked) == 4
+    assert all(request.budget_s > 10 for request, _ in searches.asked)
+    searches.asked.clear()
+    tw.tune_program(lambda: [net(make(rows)) for net in (first, second) for rows in (3, 5)], budget=100.0)
+    assert len(searches.asked) == 2, "the budget ended"
 
 
 def test_a_dynamic_plan_for_a_few_sizes_answers_all_others_by_itself(searches: Searches) -> None:

@@ -265,10 +265,10 @@ def test_more_calls_than_recorded_are_named(tmp_path: Path, searches: Searches) 
 
 def test_the_sizes_to_come_are_named_and_repeated_in_the_next_command(tmp_path: Path, searches: Searches) -> None:
     searches.plan = EAGER
-    words = ["--tune", "--sizes", "fixed"]
+    words = ["--tune", "--sizes", "fixed", "--wait"]
     report = invoke(*words, "--store", str(tmp_path / "s.db"), str(write(tmp_path, "main")))
-    assert [request.workload.sizes for request, _ in searches.asked] == ["fixed"]
-    assert printed_command(report)[:3] == words
+    assert [(request.workload.sizes, request.wait) for request, _ in searches.asked] == [("fixed", True)]
+    assert printed_command(report)[:4] == words
 
 
 def test_a_program_for_which_no_plan_pays_runs_alone(tmp_path: Path, searches: Searches) -> None:

@@ -101,6 +101,9 @@ Require = Annotated[
 Effort = Annotated[
     str, typer.Option(help="quick, standard or thorough.", autocompletion=complete("quick", "standard", "thorough"))
 ]
+Wait = Annotated[
+    bool, typer.Option("--wait", help="Do not count time in which another Torchwise process has the device.")
+]
 Sizes = Annotated[
     str,
     typer.Option(

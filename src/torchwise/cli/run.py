@@ -30,6 +30,7 @@ SEARCH = {
     "compile_timeout": None,
     "calls": None,
     "sizes": "as-given",
+    "wait": False,
 }
 """The options of a search, with their defaults."""
 NAMES_PROGRAM = {"allow_interspersed_args": False}
@@ -62,6 +63,7 @@ def run(
         float | None,
         typer.Option(help="Time budget in seconds of the search for all modules.", show_default="by effort, for each"),
     ] = None,
+    wait: opt.Wait = False,
     compile_timeout: opt.CompileTimeout = None,
     calls: Annotated[
         int | None,
@@ -94,6 +96,7 @@ def run(
         "budget": budget,
         "compile_timeout": compile_timeout,
         "sizes": sizes,
+        "wait": wait,
     }
     if calls is not None:
         options["calls"] = calls
@@ -114,7 +117,8 @@ def run(
 def _list_words(options: dict[str, Any]) -> list[str]:
     """Return the words of a command line that give the options of a search, without defaults."""
     given = {name: value for name, value in options.items() if value != SEARCH.get(name, value)}
-    return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", f"{value}")]
+    words = [(f"--{name.replace('_', '-')}", *([] if value is True else [f"{value}"])) for name, value in given.items()]
+    return [word for each in words for word in each]
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from torchwise.records import Study
     from torchwise.study.request import Request
 
-Wait = Annotated[
-    bool, typer.Option("--wait", help="Do not count time in which another Torchwise process has the device.")
-]
 MemoryLimit = Annotated[
     str | None,
     typer.Option(
@@ -72,7 +69,7 @@ def tune(
     budget: Annotated[
         float | None, opt.budget_option("by effort: 120, 900 or 7200 of search; none with --plan")
     ] = None,
-    wait: Wait = False,
+    wait: opt.Wait = False,
     compile_timeout: opt.CompileTimeout = None,
     iterations: Iterations = None,
     fullgraph: opt.FullGraph = False,

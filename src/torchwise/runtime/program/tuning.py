@@ -124,7 +124,9 @@ def tune_recorded(
             _note(module, "the budget ended before it could be tuned")
             continue
         try:
-            _tune(module, program, {**options, "budget": budget}, scale, places=places, as_recorded=calls is None)
+            own = {**options, "budget": budget}
+            waited_s = _tune(module, program, own, scale, places=places, as_recorded=calls is None)  # type: ignore[arg-type]
+            end = None if end is None else end + waited_s
         except TorchwiseError as error:
             _note(module, f"not tuned: {error}")
         except Exception as error:  # a module may raise anything when it is described or copied: the others go on
@@ -202,7 +204,8 @@ def _contains(outer: Any, inner: Any) -> bool:
 
 def _tune(
     module: TunedModule, program: str, options: ProgramKeywords, scale: float, *, places: bool, as_recorded: bool
-) -> None:
+) -> float:
+    """Tune a module, and return the seconds of waiting that are no part of its budget."""
     calls = merge_calls([module.calls, *(one.calls for one in module.alike)])
     live, store = module.calls.live, options.get("store")
     config = config_of(live, select_alike(calls)[0][0].autocast, store)
@@ -236,6 +239,7 @@ def _tune(
     reason = decision.reason if decision.plan.is_eager else ""
     for note in filter(None, (mix.note, mix.describe(decision, others, failure), reason)):
         _note(module, note)
+    return searches.waited_s
 
 
 class _Searches:
@@ -245,6 +249,7 @@ class _Searches:
         self._workload, self._options, self._examples = workload, options, examples
         budget = options.get("budget")
         self._end = None if budget is None else time.monotonic() + budget
+        self.waited_s = 0.0
 
     def run_all(self, name: str, mix: SizeMix, of_others: int) -> tuple[Study, Decision | None, str]:
         """Return the study for the sizes of a mix, the decision for all others, if there is one, and why not.
@@ -263,7 +268,8 @@ class _Searches:
             return study, None, ""
         if not of_others:
             return study, None, NO_OTHERS
-        left = {} if self._end is None else {"budget": max(self._end - time.monotonic(), MIN_BUDGET_S)}
+        left_s = None if self._end is None else self._end + self.waited_s - time.monotonic()
+        left = {} if left_s is None else {"budget": max(left_s, MIN_BUDGET_S)}
         changed = {"calls": of_others, "plans": [make_dynamic(study.decision.plan)], **left}
         try:  # verified and timed at sizes that nobody gave
             return study, self._run(name + OTHER_SIZES, **{**OF_ALL_SIZES, **changed}).decision, ""
@@ -277,7 +283,11 @@ class _Searches:
     def _run(self, name: str, **changed: Any) -> Study:
         options, store, progress = _split({**self._options, **changed})  # type: ignore[typeddict-item]
         request, sent = make_request(self._workload, None, None, self._examples, options, name)
-        return search(request, sent, store, progress=progress)
+        begun = time.monotonic()
+        study = search(request, sent, store, progress=progress)
+        if request.wait:
+            self.waited_s += max(time.monotonic() - begun - study.record.seconds, 0.0)
+        return study
 
 
 def _split(options: ProgramKeywords) -> tuple[TuneOptions, str | None, bool]:
