@@ -198,3 +198,13 @@ def test_a_misspelt_option_is_refused(how: Any) -> None:
         InputError, match=r"effort is 'quik', but must be one of quick, standard, thorough; did you mean quick"
     ):
         how(torch.nn.Linear(2, 2), torch.ones(2), effort="quik")
+
+
+def test_sizes_that_vary_are_found_and_a_plan_is_verified_at_others(store: str) -> None:
+    study = torchwise.tune(
+        Sleepy().eval(), (torch.randn(6, 8),), sizes="varying", plans=FAST, effort="quick", store=store, progress=False
+    )
+    (varying,) = study.decision.workload.varying
+    assert (varying.path, varying.dim) == ("[0][0]", 0)
+    assert len(study.decision.inputs) == 1 + len(varying.lengths)
+    assert any("sizes vary, and plans are verified at other ones" in note for note in study.record.inspection.notes)
