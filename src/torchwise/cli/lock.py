@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from torchwise.cli.common import check_writable, interruptible
 from torchwise.cli.options import Effort, FullGraph, LockFile, Store, json_option
+
+if TYPE_CHECKING:
+    from torchwise.records.listener import Listener
+    from torchwise.study.lock import Lock
+    from torchwise.study.lock.check import CheckRequest
+    from torchwise.study.lock.check_results import Check
 
 LIMIT_S = 600.0
 """The same as `torchwise.study.lock.check.LIMIT_S`, whose import would load the launcher."""
@@ -65,6 +71,29 @@ def check(
     threshold: Annotated[float, typer.Option(help="Relative change of speed that is ignored.")] = 0.05,
     effort: Effort = "standard",
     fullgraph: FullGraph = False,
+    against_torch: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="VERSION",
+            help="Check on this version of PyTorch before an upgrade. An environment with it is made once, in the "
+            "user's cache. Several are possible.",
+            show_default="the installed one",
+        ),
+    ] = None,
+    against_python: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH",
+            help="The same, with the interpreter of an environment of your own that has another PyTorch.",
+            show_default="none",
+        ),
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH", help="Make such environments with this interpreter.", show_default="this interpreter"
+        ),
+    ] = None,
     limit: Annotated[float, typer.Option(help="Time limit in seconds for one worker.")] = LIMIT_S,
     json: Annotated[Path | None, json_option("Write the result as JSON (schema torchwise.check/1)")] = None,
 ) -> None:
@@ -76,6 +105,9 @@ def check(
     A plan is slower if its time per call and its speed-up over eager are both worse beyond the threshold. Both 95 %
     intervals, corrected for the number of plans, must show it in two processes. A plan is also slower if eager is
     faster now.
+
+    With --against-torch or --against-python, each plan is verified on another PyTorch. It is timed there and here, in
+    processes that take turns. The result says which plans become faster, slower or wrong, and what to pin.
 
     Exit codes: 0 all plans are as locked. 1 a plan is stale, wrong, lost or slower, or with --fullgraph a graph breaks.
     2 invalid input, or a target could not be checked, such as one without a section for this machine. 4 inconclusive:
@@ -92,8 +124,28 @@ def check(
     request = CheckRequest(tuple(targets or ()), not no_measure, threshold, effort, limit, fullgraph)
     lock = read(file)
     with interruptible(lambda: "; an unfinished check is not saved"), CheckProgress() as progress:
-        result = run_check(lock, request, ProcessLauncher(), progress)
+        if against_torch or against_python:
+            result = _check_upgrades(lock, request, progress, against_torch or [], against_python or [], python)
+        else:
+            result = run_check(lock, request, ProcessLauncher(), progress)
     if json:
         write_json(result, json)
     Console(highlight=False).print(render_check(result), soft_wrap=True)  # one line each, for searching and copying
     raise typer.Exit(result.exit_code)
+
+
+def _check_upgrades(
+    lock: Lock, request: CheckRequest, listener: Listener, versions: list[str], pythons: list[str], python: str | None
+) -> Check:
+    """Check the lock on each other PyTorch, and return all results as one."""
+    from dataclasses import replace
+
+    from torchwise.study.lock.environments import make_environment
+    from torchwise.study.lock.upgrade import run_upgrade_check
+    from torchwise.trial import ProcessLauncher
+    from torchwise.trial.interpreter_launcher import InterpreterLauncher
+
+    others = [make_environment(version, listener.note, python) for version in versions] + pythons
+    launchers = [InterpreterLauncher(other) for other in others]
+    found = [run_upgrade_check(lock, request, ProcessLauncher(), launcher, listener) for launcher in launchers]
+    return replace(found[0], rows=tuple(row for check in found for row in check.rows))

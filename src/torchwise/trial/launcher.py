@@ -121,17 +121,56 @@ class ProcessLauncher:
             if not has_begun:
                 receiver.close()
                 return Failure(FailureKind.TIMED_OUT, WorkerStage.START, f"passed its limit of {limits.end_s:.0f} s")
-            try:
-                return _Conversation(process, receiver, limits, on_stage, log).outcome(begun)
-            finally:
-                _end(process)
-                receiver.close()
-                _pass_on(log, job)
+            return hold_conversation(process, receiver, limits, on_stage, log, job, begun)
+
+
+class WorkerProcess(Protocol):
+    """The process of a worker, as multiprocessing has it."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id."""
+        ...
+
+    @property
+    def exitcode(self) -> int | None:
+        """The code of its exit, or the signal's number below 0, or None while it runs."""
+        ...
+
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        ...
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+
+def hold_conversation(
+    process: WorkerProcess,
+    receiver: Connection,
+    limits: Limits,
+    on_stage: OnStage,
+    log: Path,
+    job: Assignment,
+    begun: float,
+) -> str | Failure:
+    """Listen to a worker until it has answered or is ended, and leave nothing of it. Its start began at `begun`."""
+    try:
+        return _Conversation(process, receiver, limits, on_stage, log).outcome(begun)
+    finally:
+        _end(process)
+        receiver.close()
+        _pass_on(log, job)
 
 
 class _Conversation:
     def __init__(
-        self, process: BaseProcess, receiver: Connection, limits: Limits, on_stage: OnStage, log: Path
+        self, process: WorkerProcess, receiver: Connection, limits: Limits, on_stage: OnStage, log: Path
     ) -> None:
         self._process = process
         self._receiver = receiver
@@ -150,7 +189,7 @@ class _Conversation:
             if self._receiver.poll(POLL_S):
                 try:
                     kind, payload = self._receiver.recv()
-                except EOFError:
+                except (EOFError, ConnectionResetError):
                     return self._make_exit_failure()
                 answer = self._hear(kind, payload)
                 if answer is not None:
@@ -237,7 +276,7 @@ def signal_name(number: int) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
-def _end(process: BaseProcess) -> None:
+def _end(process: WorkerProcess) -> None:
     """Kill the worker's whole group, as a compiler that it started must not outlive it."""
     if process.pid is None:
         return

@@ -72,7 +72,7 @@ class _Checks:
         judge = Judge(sum(isinstance(result, Trial) for _, result in found), self.request.threshold)
         rows = [self._judge_speed(e, result, judge) if isinstance(result, Trial) else result for e, result in found]
         here = {row.target for row in rows if row.state is not State.ELSEWHERE}
-        rows += [_make_missing_row(target) for target in named if target not in here]
+        rows += [make_missing_row(target) for target in named if target not in here]
         return Check(tuple(rows), self.request.threshold, judge.confidence, _trust(rows))
 
     def _check_environment(self, entry: Entry) -> Checked | None:
@@ -80,9 +80,9 @@ class _Checks:
         locked = entry.decision.environment
         here = environment.detect(locked.device)
         if not is_same_hardware(locked, here):
-            return _row(entry, State.ELSEWHERE, "not for this machine")
+            return make_row(entry, State.ELSEWHERE, "not for this machine")
         if different := locked.differences(here):
-            return _row(entry, State.STALE, "; ".join(different), tune_again(entry))
+            return make_row(entry, State.STALE, "; ".join(different), tune_again(entry))
         return None
 
     def _verify_entry(self, entry: Entry) -> Checked | Trial:
@@ -94,27 +94,27 @@ class _Checks:
         try:
             inspection = study.inspect()
             if changed := _describe_change(decision, inspection):
-                return _row(entry, State.STALE, changed, tune_again(entry))
+                return make_row(entry, State.STALE, changed, tune_again(entry))
             if self.request.fullgraph:
                 study.require_full_graph()
             if decision.plan.is_eager:
-                return _row(entry, State.GOOD, "up to date; the plan is eager, which is not timed")
+                return make_row(entry, State.GOOD, "up to date; the plan is eager, which is not timed")
             trial = study.try_plan(effort=self._effort(measure=self.request.measure))
         except GraphBreakError as error:
-            return _row(entry, State.BREAKS, str(error), "fix the break, or check without --fullgraph")
+            return make_row(entry, State.BREAKS, str(error), "fix the break, or check without --fullgraph")
         except (
             InputError,
             BaselineError,
             UnsupportedError,
         ) as error:  # a fault of this target: the others are still checked
-            return _row(entry, State.UNKNOWN, str(error), "fix the target, and check again")
+            return make_row(entry, State.UNKNOWN, str(error), "fix the target, and check again")
         except InternalError as error:  # a fault of Torchwise, likewise
-            return _row(entry, State.UNKNOWN, str(error), "report this bug, and check again")
+            return make_row(entry, State.UNKNOWN, str(error), "report this bug, and check again")
         if not trial.is_verified:
-            return _row(entry, State.LOST if trial.failure else State.WRONG, trial.reason, tune_again(entry, FRESH))
+            return make_row(entry, State.LOST if trial.failure else State.WRONG, trial.reason, tune_again(entry, FRESH))
         if self.request.measure:
             return trial
-        return _row(
+        return make_row(
             entry, State.GOOD, f"up to date and correct ({trial.verdict.reason if trial.verdict else ''}); not timed"
         )
 
@@ -157,9 +157,9 @@ def _judge_measurement(entry: Entry, trial: Trial, judge: Judge) -> Checked:
     assert trial.measurement is not None, "a verified trial is timed"
     found = judge.compare(entry, trial.measurement)
     row = {
-        Answer.NO: _row(entry, State.GOOD, f"up to date and correct; {found.detail}"),
-        Answer.YES: _row(entry, State.SLOWER, found.detail, tune_again(entry, FRESH)),
-        Answer.INCONCLUSIVE: _row(entry, State.INCONCLUSIVE, f"up to date and correct; {found.detail}"),
+        Answer.NO: make_row(entry, State.GOOD, f"up to date and correct; {found.detail}"),
+        Answer.YES: make_row(entry, State.SLOWER, found.detail, tune_again(entry, FRESH)),
+        Answer.INCONCLUSIVE: make_row(entry, State.INCONCLUSIVE, f"up to date and correct; {found.detail}"),
     }[found.slower]
     return replace(
         row,
@@ -177,12 +177,14 @@ def _trust(rows: list[Checked]) -> Trust | None:
     return judge_trust(found, notes) if found else None
 
 
-def _row(entry: Entry, state: State, detail: str, way_out: str = "") -> Checked:
+def make_row(entry: Entry, state: State, detail: str, way_out: str = "") -> Checked:
+    """Return the result of a section."""
     plan, locked = str(entry.decision.plan), entry.decision.speedup
     return Checked(*entry.key, state, detail, way_out, plan=plan, locked=locked)
 
 
-def _make_missing_row(target: str) -> Checked:
+def make_missing_row(target: str) -> Checked:
+    """Return the result of a target that has no section for this machine."""
     way_out = f"torchwise tune {shlex.quote(target)} && torchwise lock {shlex.quote(target)}"
     return Checked(target, "", "", State.UNKNOWN, "the file has no section for this machine", way_out)
 

@@ -29,6 +29,7 @@ class State(StrEnum):
     BREAKS = "graph breaks"
     INCONCLUSIVE = "inconclusive"
     UNKNOWN = "not checked"
+    FASTER = "faster"
     GOOD = "good"
     ELSEWHERE = "other hardware"
 
@@ -46,6 +47,7 @@ TITLES = {
     State.BREAKS: "The graph breaks",
     State.INCONCLUSIVE: "Inconclusive: correct, but the measurements cannot tell whether it is as fast",
     State.UNKNOWN: "Not checked",
+    State.FASTER: "Faster",
     State.GOOD: "As locked",
     State.ELSEWHERE: "For other hardware, not checked here",
 }
@@ -64,7 +66,9 @@ class Checked:
         locked: the locked speed-up over eager, or None for eager, whose plans are not timed.
         found: the speed-up measured now, or None if it was not measured.
         speedup: `found` over `locked`, or None if either is.
-        time: the plan's time per call now over the locked one, or None likewise.
+        time: the plan's time per call now over the locked one, or None likewise. In a check against another PyTorch,
+            the time with that over the time with this one.
+        against: the other PyTorch, or empty in a check of this environment.
     """
 
     target: str
@@ -79,6 +83,7 @@ class Checked:
     speedup: Interval | None = None
     time: Interval | None = None
     notes: tuple[str, ...] = ()
+    against: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +121,8 @@ class Check(codec.Document):
         """
         if any(row.state.is_regression for row in self.rows):
             return 1
-        if self.select_rows(State.UNKNOWN) or not (
-            self.select_rows(State.GOOD) or self.select_rows(State.INCONCLUSIVE)
-        ):
+        settled = (State.GOOD, State.FASTER, State.INCONCLUSIVE)
+        if self.select_rows(State.UNKNOWN) or not any(map(self.select_rows, settled)):
             return 2
         return EXIT_INCONCLUSIVE if self.select_rows(State.INCONCLUSIVE) else 0
 
@@ -153,6 +157,8 @@ def check_document(check: Check) -> Document:
 def sentence(check: Check) -> str:
     """Return the outcome in a sentence."""
     counts = ", ".join(f"{len(found)} {state}" for state in State if (found := check.select_rows(state)))
+    if others := tuple(dict.fromkeys(row.against for row in check.rows if row.against)):
+        return _advise(check, others, counts)
     if check.exit_code == 1:
         return f"The lock is not valid on this machine: {counts}."
     if check.exit_code == EXIT_INCONCLUSIVE:
@@ -167,8 +173,19 @@ def sentence(check: Check) -> str:
     return f"The lock could not be checked: {counts}."
 
 
+def _advise(check: Check, others: tuple[str, ...], counts: str) -> str:
+    """Say whether to move to other versions of PyTorch."""
+    worse = [other for other in others if any(row.state.is_regression for row in check.rows if row.against == other)]
+    if worse:
+        return f"Worse with {' and '.join(worse)}: {counts}. Pin what you have, or tune these again after the upgrade."
+    advice = {0: "Nothing speaks against", EXIT_INCONCLUSIVE: "The measurements leave open whether to move to"}
+    start = advice.get(check.exit_code, "Not all could be checked with")
+    return f"{start} {' and '.join(others)}: {counts}. After the upgrade every decision is stale: tune and lock again."
+
+
 def _describe_row(row: Checked) -> str:
-    named = filter(None, (row.target, row.mode and f"({row.mode} on {row.hardware})"))
+    against = row.against and f"with {row.against}"
+    named = filter(None, (row.target, row.mode and f"({row.mode} on {row.hardware})", against))
     plan = f", {show.one_line(row.plan)}" if row.plan else ""
     way_out = f"\n  {show.one_line(row.way_out)}" if row.way_out else ""
     return f"{show.one_line(' '.join(named))}{plan}: {show.one_line(row.detail)}{way_out}"

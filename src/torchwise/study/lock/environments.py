@@ -1,0 +1,106 @@
+"""Environments with another PyTorch, made once and kept: all other packages are those of this environment.
+
+An environment is a virtual one that holds that PyTorch and its own requirements. Behind them it sees the packages of
+this environment. So nothing but PyTorch changes, and little has to be installed.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from torchwise import environment
+from torchwise.errors import InputError
+
+_VERSION = re.compile(r"\d+(\.\w+)+(\+\w+)?")
+_STAMP = "torchwise-made"
+TAIL = 600
+"""Characters of an installer's output in a message."""
+_SEES = "import site; site.addsitedir({!r})\n"
+"""A line of a `.pth` file, which runs when the interpreter starts: those packages come after its own."""
+
+
+def make_environment(torch: str, say: Callable[[str], None], python: str | None = None) -> str:
+    """Return the interpreter of an environment with a version of PyTorch, which is made if it does not exist.
+
+    It is kept in the user's cache, by the versions of PyTorch and Python.
+
+    Args:
+        torch: the version, such as "2.15.0".
+        say: told before something is installed.
+        python: the interpreter to make it with, or None for this one.
+
+    Raises:
+        InputError: there is no such version, or the interpreter is of another version than this one.
+    """
+    from filelock import FileLock
+
+    if not _VERSION.fullmatch(torch):
+        raise InputError(f"torch is {torch!r}, but must be a version, such as 2.15.0")
+    python = python or sys.executable
+    version = _ask(python, "import sys; print('%d.%d' % sys.version_info[:2])")
+    if version != (own := f"{sys.version_info.major}.{sys.version_info.minor}"):
+        raise InputError(
+            f"python is {python!r} of version {version}, but must be of {own} to share this environment's packages: "
+            "make an environment for it, and give its interpreter with --against-python"
+        )
+    folder = locate_environments() / f"torch-{torch}-python-{version}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not (folder / _STAMP).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            say(f"installing torch {torch} into {folder}")
+            _create(folder, python, torch)
+            (folder / _STAMP).touch()
+    return str(folder / "bin" / "python")
+
+
+def locate_environments() -> Path:
+    """Return the folder of all environments with another PyTorch."""
+    from platformdirs import user_cache_dir
+
+    return Path(user_cache_dir("torchwise"), "environments")
+
+
+def _create(folder: Path, python: str, torch: str) -> None:
+    uv, interpreter = shutil.which("uv"), str(folder / "bin" / "python")
+    _run([uv, "venv", "--python", python, str(folder)] if uv else [python, "-m", "venv", str(folder)], str(folder))
+    install = [uv, "pip", "install", "--python", interpreter] if uv else [interpreter, "-m", "pip", "install", "-q"]
+    is_cpu_build = environment.torch_version().endswith("+cpu") and "+" not in torch
+    for version in ([f"{torch}+cpu"] if is_cpu_build else []) + [torch]:
+        try:
+            _run([*install, f"torch=={version}"], f"torch {version}")
+            break
+        except InputError:  # not every index has the builds for the CPU, under a version of their own
+            if version == torch:
+                raise
+    share_packages(interpreter)
+
+
+def share_packages(interpreter: str) -> None:
+    """Let an interpreter of this version see the packages of this environment behind its own."""
+    own = _ask(interpreter, "import sysconfig; print(sysconfig.get_path('purelib'))")
+    folders = [path for path in sys.path if path.endswith(("site-packages", "dist-packages")) and path != own]
+    Path(own, "torchwise-shared.pth").write_text("".join(map(_SEES.format, folders)))
+
+
+def _ask(python: str, code: str) -> str:
+    try:
+        found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise InputError(f"python is {python!r}, but must be an interpreter that can be run: {error}") from None
+    return found.stdout.strip()
+
+
+def _run(command: list[str], what: str) -> None:
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if found.returncode:
+        said = (found.stderr or found.stdout).strip()[-TAIL:]
+        raise InputError(
+            f"{what} could not be installed: {said}. Make an environment with it yourself, and give its interpreter "
+            "with --against-python"
+        )

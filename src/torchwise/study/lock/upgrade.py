@@ -1,0 +1,184 @@
+"""Check locked plans on another PyTorch before the upgrade: right or wrong, faster or slower, and which to pin.
+
+A plan is verified there, and timed in processes of both environments in turn. Two neighbouring processes make a pair,
+and the ratio of their times is one value. So a machine that slows down during the check slows both sides of a pair, and
+passes for no regression. The interval over the pairs includes the differences between processes.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from torchwise import environment
+from torchwise.environment import Environment
+from torchwise.errors import BaselineError, InputError, InternalError, UnsupportedError
+from torchwise.plan.effort import EFFORTS
+from torchwise.records import Failure, Interval, Measurement, Trial
+from torchwise.records import format as show
+from torchwise.records.listener import Listener
+from torchwise.records.processes import ratio_across
+from torchwise.records.statistics import CONFIDENCE, ratio_of
+from torchwise.study.lock.check import CheckRequest, make_missing_row, make_row, tune_again
+from torchwise.study.lock.check_results import Check, Checked, State
+from torchwise.study.lock.entry import Entry, is_same_hardware
+from torchwise.study.lock.file import Lock
+from torchwise.study.one_plan import PlanStudy
+from torchwise.trial import Job, Launcher, Limits, ask_worker, measure_again
+from torchwise.trial.interpreter_launcher import EnvironmentJob
+
+MIN_PAIRS = 3
+"""Pairs of processes from which a result may count."""
+MORE_PAIRS = 3
+"""Pairs beyond the processes of the effort, if these leave the result open."""
+Pair = tuple[Measurement, Measurement]
+"""Measurements of a plan here and there, in neighbouring processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two environments: its workers, its name in results, and the plan's compile caches there."""
+
+    launcher: Launcher
+    name: str
+    caches: str = ""
+
+
+def run_upgrade_check(lock: Lock, request: CheckRequest, here: Launcher, there: Launcher, listener: Listener) -> Check:
+    """Check every section that is for this machine on the PyTorch of another environment.
+
+    Args:
+        here: runs workers in this environment.
+        there: runs workers in the other one.
+
+    Raises:
+        InputError: a named target is not in the lock, or the other environment cannot run Torchwise.
+    """
+    named = tuple(dict.fromkeys(request.targets))
+    entries = [entry for target in named or lock.targets for entry in lock.select_entries(target)]
+    rows = [_UpgradeCheck(entry, request, here, there, listener).run() for entry in entries]
+    known = {row.target for row in rows if row.state is not State.ELSEWHERE}
+    rows += [make_missing_row(target) for target in named if target not in known]
+    return Check(tuple(rows), request.threshold, CONFIDENCE)
+
+
+@dataclass(frozen=True, slots=True)
+class _UpgradeCheck:
+    entry: Entry
+    request: CheckRequest
+    here: Launcher
+    there: Launcher
+    listener: Listener
+
+    def run(self) -> Checked:
+        locked = self.entry.decision.environment
+        own = environment.detect(locked.device)
+        if not is_same_hardware(locked, own):
+            return make_row(self.entry, State.ELSEWHERE, "not for this machine")
+        if different := locked.differences(own):
+            detail = f"it does not hold here, before any upgrade: {'; '.join(different)}"
+            return make_row(self.entry, State.STALE, detail, tune_again(self.entry))
+        other = self._describe_other()
+        row = self._check(Side(self.here, f"torch {own.torch}"), Side(self.there, f"torch {other.torch}"))
+        if row.state.is_regression:
+            row = replace(row, way_out=f"pin torch=={own.torch}, or with torch {other.torch}: {row.way_out}")
+        return replace(row, against=f"torch {other.torch}")
+
+    def _describe_other(self) -> Environment:
+        job, limits = Job("try", self.entry.decision.workload), Limits.from_free_memory(self.request.limit_s)
+        found = ask_worker(self.there, EnvironmentJob(job), Environment, limits, self.listener.stage)
+        if isinstance(found, Failure):
+            last = (found.traceback.strip().splitlines() or [""])[-1]
+            raise InputError(
+                f"the other environment cannot run Torchwise: {found}{f' ({last})' if last else ''}. Install the "
+                "requirements of Torchwise there"
+            )
+        return found
+
+    def _check(self, here: Side, there: Side) -> Checked:
+        """Verify the plan there, and then time it in both environments in turn."""
+        again = tune_again(self.entry)
+        with tempfile.TemporaryDirectory(prefix="torchwise-upgrade-") as folder:
+            here, there = replace(here, caches=f"{folder}/here"), replace(there, caches=f"{folder}/there")
+            found = self._try(there)
+            if isinstance(found, Checked):
+                return found
+            if not found.is_verified:
+                return make_row(self.entry, State.LOST if found.failure else State.WRONG, found.reason, again)
+            if not self.request.measure:
+                return make_row(self.entry, State.GOOD, f"correct with {there.name}; not timed")
+            own = self._try(here)
+            if isinstance(own, Checked) or not own.is_verified:
+                reason = own.detail if isinstance(own, Checked) else own.reason
+                return make_row(self.entry, State.UNKNOWN, f"with {here.name}, of this environment: {reason}", again)
+            assert own.measurement is not None
+            assert found.measurement is not None
+            return self._time_in_turn(here, there, (own.measurement, found.measurement))
+
+    def _try(self, side: Side) -> Trial | Checked:
+        """Profile the original model, and try the plan, in one of the environments."""
+        decision = self.entry.decision
+        self.listener.start_step(f"{decision.workload.target} with {side.name}: {decision.plan}")
+        study = PlanStudy(self._make_job(), side.launcher, self.request.limit_s, self.listener.stage)
+        try:
+            inspection = study.inspect()
+            if inspection.inputs != decision.inputs:
+                return make_row(self.entry, State.UNKNOWN, f"with {side.name} the inputs differ from the locked ones")
+            return study.try_plan(cache_dir=side.caches)
+        except BaselineError as error:
+            again = tune_again(self.entry)
+            return make_row(self.entry, State.LOST, f"with {side.name} the original model fails: {error}", again)
+        except (InputError, UnsupportedError, InternalError) as error:
+            return make_row(self.entry, State.UNKNOWN, f"with {side.name}: {error}", "fix that, and check again")
+
+    def _make_job(self) -> Job:
+        effort = EFFORTS[self.request.effort]
+        effort = effort if self.request.measure else replace(effort, measure_s=0.0)
+        return Job("try", self.entry.decision.workload, self.entry.decision.plan, effort=effort)
+
+    def _time_in_turn(self, here: Side, there: Side, first: Pair) -> Checked:
+        """Time the plan in processes of both environments, the order reversed each time, until the result is clear."""
+        pairs, most = [first], EFFORTS[self.request.effort].processes + MORE_PAIRS
+        while True:
+            row = judge_pairs(self.entry, pairs, self.request.threshold, here.name, there.name)
+            if len(pairs) >= MIN_PAIRS and (row.state is not State.INCONCLUSIVE or len(pairs) >= most):
+                return row
+            # The trials of the first pair were made there and then here.
+            order = (here, there) if len(pairs) % 2 else (there, here)
+            timed = [self._measure(side) for side in order]
+            for side, found in zip(order, timed, strict=True):
+                if isinstance(found, Failure):
+                    state = State.LOST if side is there else State.UNKNOWN
+                    return make_row(self.entry, state, f"with {side.name} {found}", tune_again(self.entry))
+            own, other = timed if order[0] is here else reversed(timed)
+            assert isinstance(own, Measurement)
+            assert isinstance(other, Measurement)
+            pairs.append((own, other))
+
+    def _measure(self, side: Side) -> Measurement | Failure:
+        limits = Limits.from_free_memory(self.request.limit_s)
+        return measure_again(side.launcher, self._make_job(), limits, self.listener.stage, [side.caches])
+
+
+def judge_pairs(entry: Entry, pairs: Sequence[Pair], threshold: float, here: str, there: str) -> Checked:
+    """Judge the times of a plan in two environments by pairs of processes."""
+    device = entry.decision.workload.device
+
+    def compare(time: Callable[[Measurement], Interval]) -> Interval:
+        return ratio_across(tuple(ratio_of(time(other), time(own)) for own, other in pairs), device)
+
+    plan, eager = compare(lambda m: m.candidate_time), compare(lambda m: m.baseline_time)
+    state = State.INCONCLUSIVE
+    if plan.low > 1 + threshold:
+        state = State.SLOWER
+    elif plan.high < 1 / (1 + threshold):
+        state = State.FASTER
+    elif plan.high <= 1 + threshold:
+        state = State.GOOD
+    detail = (
+        f"correct with {there}; a call takes {show.speedup(plan)} the time with {here}, and eager "
+        f"{show.speedup(eager)}, in {show.pluralize(len(pairs), 'pair')} of processes"
+    )
+    row = make_row(entry, state, detail, tune_again(entry) if state is State.SLOWER else "")
+    return replace(row, time=plan, notes=tuple(note for pair in pairs for one in pair for note in one.notes))

@@ -1,0 +1,288 @@
+"""A lock checked on another PyTorch: right or wrong, faster or slower, and no drift of the machine counts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lock_samples import FAR, HERE, TARGET, Worker, an_entry, make_measurement
+from typer.testing import CliRunner
+
+from store_samples import PASSED
+from torchwise.cli import app
+from torchwise.environment import Environment
+from torchwise.errors import BaselineError, InputError
+from torchwise.plan import EAGER, Plan
+from torchwise.records import Check as VerdictCheck
+from torchwise.records import Costs, Failure, FailureKind, Measurement, Outcome, Verdict, codec
+from torchwise.records.listener import Listener
+from torchwise.study.lock import Entry, Lock, environments, write
+from torchwise.study.lock.check import CheckRequest
+from torchwise.study.lock.check_results import Check, Checked, State, sentence
+from torchwise.study.lock.environments import locate_environments, make_environment
+from torchwise.study.lock.upgrade import MIN_PAIRS, MORE_PAIRS, run_upgrade_check
+from torchwise.trial import Job, Limits
+from torchwise.trial.interpreter_launcher import EnvironmentJob, InterpreterLauncher
+from torchwise.trial.job import Attempt, Restart
+
+NEWER = replace(HERE, torch="9.0.0")
+WRONG = Verdict((VerdictCheck("values", Outcome.FAIL, "output[0] is off by 0.3"),))
+
+
+def drift(start: float = 1.0, step: float = 0.0) -> Iterator[float]:
+    """Yield the factor by which the machine slows each process that is timed, one after another."""
+    while True:
+        yield start
+        start *= 1 + step
+
+
+class Interpreter(Worker):
+    """Workers of one environment: its PyTorch runs the plan this much slower, on a machine that may drift."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        machine: Iterator[float],
+        factor: float = 1.0,
+        spread: tuple[float, ...] = (1.0, 1.004, 0.997, 1.002),
+        answer: Verdict | Failure | BaselineError | None = None,
+    ) -> None:
+        super().__init__()
+        self.environment, self.machine, self.factor = environment, machine, factor
+        self.spread, self.answer = spread, answer
+
+    def run(self, job: Any, limits: Limits, on_stage: object) -> str | Failure:
+        if isinstance(job, EnvironmentJob):
+            return codec.to_json(self.environment)
+        self.ran.append(job)
+        if job.task == "inspect":
+            if isinstance(self.answer, BaselineError):
+                raise self.answer
+            return codec.to_json(self.inspect())
+        if isinstance(self.answer, Failure):
+            return self.answer
+        if isinstance(self.answer, Verdict):
+            return codec.to_json(Attempt(Costs(1.0), self.answer))
+        timed = self.measure()
+        return codec.to_json(Attempt(Costs(1.0), PASSED, timed) if job.task == "try" else Restart(0.5, timed))
+
+    def measure(self) -> Measurement:
+        timed, slow = make_measurement(2.0), next(self.machine)
+        plan = slow * self.factor * self.spread[len(self.ran) % len(self.spread)]
+        return replace(
+            timed,
+            candidate_s=tuple(plan * each for each in timed.candidate_s),
+            baseline_s=tuple(slow * each for each in timed.baseline_s),
+        )
+
+
+def check_upgrade(there: Interpreter, *entries: Entry, here: Interpreter | None = None, **asked: Any) -> Check:
+    own = here or Interpreter(HERE, there.machine, spread=(1.0, 0.99, 1.008, 1.0, 0.995))
+    lock = Lock().with_entries(entries or (an_entry(),))
+    return run_upgrade_check(lock, CheckRequest(**asked), own, there, Listener())
+
+
+def only(check: Check) -> Checked:
+    (row,) = check.rows
+    return row
+
+
+@pytest.mark.parametrize(
+    ("factor", "state", "code"),
+    [(1.0, State.GOOD, 0), (1.10, State.SLOWER, 1), (0.80, State.FASTER, 0), (1.05, State.INCONCLUSIVE, 4)],
+)
+def test_speed_is_compared_in_pairs_of_processes(factor: float, state: State, code: int) -> None:
+    check = check_upgrade(Interpreter(NEWER, drift(), factor))
+    assert (only(check).state, check.exit_code) == (state, code), only(check).detail
+    assert only(check).against == "torch 9.0.0"
+    assert only(check).time is not None
+    assert only(check).time.mid == pytest.approx(factor, rel=0.01)
+    assert ("pin torch==" in only(check).way_out) is (state is State.SLOWER)
+    assert codec.from_json(codec.to_json(check), Check) == check
+
+
+@pytest.mark.parametrize("step", [0.02, -0.02, 0.04])
+def test_a_machine_that_drifts_is_no_regression_and_hides_none(step: float) -> None:
+    assert only(check_upgrade(Interpreter(NEWER, drift(step=step)))).state in (State.GOOD, State.INCONCLUSIVE)
+    assert only(check_upgrade(Interpreter(NEWER, drift(step=step), 1.25))).state is State.SLOWER
+    assert only(check_upgrade(Interpreter(NEWER, drift(step=step), 0.75))).state is State.FASTER
+
+
+def test_processes_take_turns_in_both_orders_and_end_when_the_result_is_clear() -> None:
+    order: list[str] = []
+
+    class Noting(Interpreter):
+        def measure(self) -> Measurement:
+            order.append("here" if self.environment == HERE else "there")
+            return super().measure()
+
+    machine = drift()
+    assert only(check_upgrade(Noting(NEWER, machine), here=Noting(HERE, machine))).state is State.GOOD
+    pairs = [order[at : at + 2] for at in range(0, len(order), 2)]
+    assert pairs[:3] == [["there", "here"], ["here", "there"], ["there", "here"]]
+    assert MIN_PAIRS <= len(pairs) <= 5 + MORE_PAIRS
+
+
+def test_results_that_vary_too_much_are_inconclusive() -> None:
+    machine = drift()
+    there = Interpreter(NEWER, machine, spread=(1.0, 1.4, 0.7, 1.2, 0.9))
+    check = check_upgrade(there)
+    assert (only(check).state, check.exit_code) == (State.INCONCLUSIVE, 4)
+    assert len(there.ran) == 1 + 5 + MORE_PAIRS, "an inspection, and a process for each pair"
+    assert "leave open whether to move to torch 9.0.0" in sentence(check)
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "words"),
+    [
+        (WRONG, State.WRONG, "off by 0.3"),
+        (Failure(FailureKind.DIED, "compile", "SIGSEGV"), State.LOST, "died in compile: SIGSEGV"),
+        (BaselineError("the model fails: no such operator"), State.LOST, "the original model fails"),
+    ],
+)
+def test_what_no_longer_works_there_is_to_be_pinned(answer: Any, state: State, words: str) -> None:
+    check = check_upgrade(Interpreter(NEWER, drift(), answer=answer))
+    assert (only(check).state, check.exit_code) == (state, 1)
+    assert words in only(check).detail
+    assert only(check).way_out.startswith(f"pin torch=={HERE.torch}, or with torch 9.0.0: torchwise tune")
+    assert sentence(check).startswith("Worse with torch 9.0.0: 1 ")
+
+
+def test_without_timing_it_is_only_verified() -> None:
+    there = Interpreter(NEWER, drift())
+    check = check_upgrade(there, measure=False)
+    assert only(check).detail == "correct with torch 9.0.0; not timed"
+    assert there.tasks == ["inspect", "try"]
+    assert check.exit_code == 0
+
+
+def test_plans_that_hold_nowhere_here_are_not_judged() -> None:
+    there = Interpreter(NEWER, drift())
+    stale = an_entry(here=replace(HERE, torch="1.0.0"))
+    assert only(check_upgrade(there, stale)).state is State.STALE
+    assert "before any upgrade: torch: 1.0.0 there" in only(check_upgrade(there, stale)).detail
+    assert only(check_upgrade(there, an_entry(here=FAR))).state is State.ELSEWHERE
+    with pytest.raises(InputError, match=r"no section for 'other.py:make'"):
+        check_upgrade(there, targets=("other.py:make",))
+    lost = Interpreter(HERE, drift(), answer=Failure(FailureKind.DIED, "compile", "SIGSEGV"))
+    row = only(check_upgrade(there, here=lost))
+    assert (row.state, "of this environment" in row.detail) == (State.UNKNOWN, True)
+
+
+def test_eager_is_timed_as_a_plan_too() -> None:
+    assert only(check_upgrade(Interpreter(NEWER, drift(), 1.2), an_entry(plan=EAGER))).state is State.SLOWER
+
+
+def test_a_decision_never_survives_an_upgrade_unproven() -> None:
+    decision = an_entry().decision
+    assert decision.environment.differences(NEWER) == [f"torch: {HERE.torch} there, 9.0.0 here"]
+    assert decision.environment.fingerprint != replace(decision.environment, torch="9.0.0").fingerprint
+
+
+# ---- environments
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(environments, "locate_environments", lambda: tmp_path / "environments")
+    return tmp_path / "environments"
+
+
+def test_an_environment_is_made_once_and_shares_all_other_packages(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[list[str]] = []
+    real = environments._run
+
+    def run(command: list[str], what: str) -> None:
+        ran.append(command)
+        if "install" in command:
+            if command[-1].endswith("+cpu"):
+                raise InputError("no such build")
+            return
+        real([sys.executable, "-m", "venv", "--without-pip", command[-1]], what)
+
+    monkeypatch.setattr(environments, "_run", run)
+    monkeypatch.setattr(environments.environment, "torch_version", lambda: "2.13.0+cpu")
+    said: list[str] = []
+    found = [make_environment("9.8.7", said.append) for _ in range(2)]
+    assert found[0] == found[1]
+    assert Path(found[0]).is_relative_to(cache)
+    assert [command[-1] for command in ran if "install" in command] == ["torch==9.8.7+cpu", "torch==9.8.7"]
+    assert len(said) == 1
+    shared = subprocess.run([found[0], "-c", "import pytest; print(pytest.__file__)"], capture_output=True, text=True)
+    assert shared.stdout.strip() == pytest.__file__
+
+
+def test_an_environment_that_was_not_finished_is_made_anew(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(command: list[str], what: str) -> None:
+        raise InputError(f"{what} could not be installed: no such version")
+
+    monkeypatch.setattr(environments, "_run", fail)
+    for _ in range(2):
+        with pytest.raises(InputError, match="could not be installed"):
+            make_environment("9.8.7", lambda _: None)
+    assert not list(cache.glob("*/torchwise-made"))
+
+
+@pytest.mark.parametrize("version", ["newest", "2", "2.13; rm", "../2.13", ""])
+def test_no_version_is_refused(version: str) -> None:
+    with pytest.raises(InputError, match=r"torch is .*, but must be a version, such as"):
+        make_environment(version, lambda _: None)
+
+
+def test_the_interpreter_must_run_and_be_of_this_version(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="must be an interpreter that can be run"):
+        make_environment("2.13.0", lambda _: None, str(tmp_path / "python"))
+    other = tmp_path / "python"
+    other.write_text("#!/bin/sh\necho 2.7\n")
+    other.chmod(0o755)
+    with pytest.raises(InputError, match=r"of version 2.7, but must be of .* --against-python"):
+        make_environment("2.13.0", lambda _: None, str(other))
+    assert locate_environments().name == "environments"
+
+
+def test_the_command_names_an_interpreter_that_cannot_be_used(tmp_path: Path) -> None:
+    file = tmp_path / "torchwise.lock"
+    write(Lock().with_entries((an_entry(),)), file)
+    missing = str(tmp_path / "no-python")
+    found = CliRunner().invoke(app, ["check", "--lock", str(file), "--against-python", missing])
+    assert isinstance(found.exception, InputError) or found.exit_code == 2
+    assert "must be an interpreter that can be run" in (found.output + str(found.exception))
+
+
+SLOWED = """
+import os, time, torch
+def model(x):
+    end = time.perf_counter() + 0.01 * float(os.environ.get("TORCHWISE_TEST_SLOWER", "1"))
+    while time.perf_counter() < end:
+        x = x * 0.5 + 1.0
+    return x * 0.0 + 1.0
+def make():
+    return model, (torch.ones(8),)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("brief_searches")
+def test_a_planted_regression_is_found_with_real_interpreters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slowed.py").write_text(SLOWED)
+    slower = tmp_path / "python"
+    slower.write_text(f'#!/bin/sh\nTORCHWISE_TEST_SLOWER=3 exec {sys.executable} "$@"\n')
+    slower.chmod(0o755)
+    plan = Plan(threads=1)
+    entry = an_entry(f"{tmp_path / 'slowed.py'}:make", plan)
+    here = InterpreterLauncher(sys.executable)
+    job = Job("inspect", entry.decision.workload)
+    inputs = codec.parse(here.run(job, Limits(60.0, 2**33), lambda _: None), Any)["inputs"]  # type: ignore[arg-type]
+    entry = replace(entry, decision=replace(entry.decision, inputs=tuple(inputs)))
+    lock = Lock().with_entries((entry,))
+    found = run_upgrade_check(lock, CheckRequest(effort="quick"), here, InterpreterLauncher(str(slower)), Listener())
+    assert only(found).state is State.SLOWER, only(found).detail
+    assert only(found).against == f"torch {HERE.torch}"
+    assert only(found).target != TARGET
