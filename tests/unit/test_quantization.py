@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from live_decisions import make_decision
+from torchwise import apply
 from torchwise.compile import compile_plan
 from torchwise.compile.transforms import quantization
 from torchwise.compile.transforms.quantization.formats import Float8Dynamic
@@ -21,6 +23,7 @@ from torchwise.plan.choice import find_choice, load_choices, skip_parts
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import DEFAULT_TOLERANCE, TuneOptions, WorkloadSpec
 from torchwise.records import CheckName, Outcome
+from torchwise.runtime.fallback_reason import FallbackReason as Fallback
 from torchwise.study.request import Request
 from torchwise.trial import Job
 from torchwise.trial.experiment import PlanCandidate, PlanExperiment
@@ -214,6 +217,27 @@ def test_a_plan_is_stale_when_the_weights_change(name: str) -> None:
         model[0].weight.mul_(2.0)
         with pytest.raises(StalePlanError, match="the weights changed"):
             call(x)
+
+
+def test_a_program_that_serves_such_a_plan_gets_the_model_wherever_the_plan_does_not_hold() -> None:
+    model, x = make_model(), torch.randn(4, 64)
+    served = apply(model, make_decision(model, Plan(transforms=("int8_dynamic",)), x))
+    with torch.no_grad():
+        assert 0 < error_of(served(x), model(x)) < 0.02
+    assert torch.equal(served(x), model(x)), "a rounded weight has no gradient"
+    with torch.no_grad():
+        model[0].weight.mul_(2.0)
+        assert torch.equal(served(x), model(x)), "the weights changed"
+    assert set(served.statistics.sentences) == {Fallback.GRADIENTS_ENABLED, Fallback.MODEL_CHANGED}
+
+
+@pytest.mark.slow
+def test_inductor_compiles_every_format() -> None:
+    torch.manual_seed(0)
+    layers = [rewrite_of(name)(nn.Sequential(nn.Linear(64, 64)))[0] for name in FORMATS]
+    model, x = nn.Sequential(*layers, nn.ReLU()).eval(), torch.randn(4, 64)
+    with torch.no_grad():
+        assert error_of(torch.compile(model)(x), model(x)) < 0.01
 
 
 def test_it_goes_with_a_lower_precision_and_a_part_of_the_layers() -> None:
