@@ -236,7 +236,7 @@ about as many bits as bfloat16 has.
 
 
 def choose_tolerance(allow: Numerics, mode: str) -> float | None:
-    """Return the tolerance of a request that states none. Nothing is judged by one in training."""
+    """Return the tolerance of a request that states none, or None for training, where it holds for gradients, too."""
     return DEFAULT_TOLERANCE if allow.is_judged_by_user and mode == "inference" else None
 
 
