@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from faults import backward, forward, memory, noise, steps  # noqa: F401  which plant their faults
 from faults.fault import FAULTS, Fault
+from faults.true_candidates import FAMILIES, Family
+from torchwise.compile import compile_plan
+from torchwise.plan import EAGER
 from torchwise.plan.effort import EFFORTS
 from torchwise.records import Outcome
 from torchwise.verify.input_cases import Case, cases_of_description, cases_of_examples, with_gradients
 from torchwise.verify.input_description import InputDescription
-from torchwise.verify.pair import PairFindings, PairSubject, judge_pair
+from torchwise.verify.pair import judge_pair
 from torchwise.verify.pair_steps import judge_steps
+from torchwise.verify.pair_subject import PairFindings, PairSubject
 from torchwise.verify.surroundings import Surroundings
 from torchwise.verify.witness import LocalWitness, vary_weights
 
@@ -60,3 +66,19 @@ def test_the_same_training_step_passes() -> None:
     step = steps.TrainStep(*steps.make_parts())
     checks = list(judge_steps(steps.make_workload(), step, Surroundings(), EFFORTS["quick"]))
     assert all(check.outcome is Outcome.PASS for check in checks), checks
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_other_algorithms_of_an_operator_pass(family: Family) -> None:
+    for candidate in family.others:
+        cases = cases_of_description(InputDescription.parse(family.inputs), SEED)
+        cases = [with_gradients(case) for case in cases] if family.training else cases
+        floor = family.reference
+        if family.precision != "native":
+            plan = replace(EAGER, precision=family.precision)
+            floor = compile_plan(floor, plan, cases[0].example, device="cpu", mode="inference").call
+        subject = PairSubject(
+            family.reference, LocalWitness(candidate), floor, family.precision, training=family.training
+        )
+        checks = judge_pair(subject, cases).checks
+        assert {check.outcome for check in checks} == {Outcome.PASS}, checks

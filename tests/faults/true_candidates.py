@@ -129,4 +129,10 @@ FAMILIES = (
         ("x: float32[n, m] n=1..40 m=1..99 in -3..3",),
         precision="bf16",
     ),
+    Family(
+        "dropout",
+        lambda x: functional.dropout(x, 0.25),
+        (lambda x: x * torch.bernoulli(torch.full_like(x, 0.75)) / 0.75,),
+        ("x: float32[20, 40] in 0.5..1.5",),
+    ),
 )

@@ -35,8 +35,9 @@ from torchwise.verify.input_cases import (
 )
 from torchwise.verify.input_description import InputDescription
 from torchwise.verify.kept_answers import check_timed_answers
-from torchwise.verify.pair import PairFindings, PairSubject, judge_pair, make_case_judge
+from torchwise.verify.pair import judge_pair, make_case_judge
 from torchwise.verify.pair_steps import judge_steps
+from torchwise.verify.pair_subject import PairFindings, PairSubject
 from torchwise.verify.shrink import MAX_S, Shrinker
 from torchwise.verify.surroundings import Surroundings
 from torchwise.verify.witness import vary_weights

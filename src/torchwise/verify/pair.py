@@ -7,7 +7,7 @@ The reference runs here, and the candidate answers as a `Witness`, in this proce
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,56 +27,21 @@ from torchwise.verify.allowances import (
 from torchwise.verify.compare import Sides, compare
 from torchwise.verify.input_cases import Case, describe_inputs
 from torchwise.verify.leaves import is_value, leaves_of
-from torchwise.verify.noise_floor import BLIND, Sensitivity
+from torchwise.verify.noise_floor import BLIND, RUNS, Sensitivity
 from torchwise.verify.observe import Observation, observe
+from torchwise.verify.pair_subject import PairFindings, PairSubject
+from torchwise.verify.perturbation import PerturbRounding
 from torchwise.verify.plain_data import with_plain_leaves
 from torchwise.verify.properties import check_batch_invariant, check_deterministic, find_difference
 from torchwise.verify.reference import Reference
 from torchwise.verify.stochastic import MAX_CALLS, MIN_CALLS, collect, is_stochastic, judge
 from torchwise.verify.verify import EPSILON, SUCCESSIVE
-from torchwise.verify.witness import Question, Testimony, Witness, hold_answer, list_kinds, state_of
+from torchwise.verify.witness import Question, Testimony, hold_answer, list_kinds, state_of
 from torchwise.workload.module_state import kept_state
 from torchwise.workload.workload import Example
 
 SETTLED_CASES, POISONED_CASES = 2, 3
 """Cases after whose calls the judge waits, and cases that are answered with all memory full of NaN."""
-
-
-@dataclass(frozen=True, slots=True)
-class PairSubject:
-    """A reference, a candidate, and the rules by which they are compared.
-
-    Attributes:
-        reference: the callable that is right.
-        witness: the candidate.
-        floor: the reference at the candidate's precision.
-        precision: the precision that the candidate may compute in.
-        tolerance: the relative error that each output may have, for a candidate of other operators, or None.
-        training: whether gradients are compared, too.
-        stochastic: whether answers are random, or None to find out.
-        properties: further promises to check.
-        shares_weights: whether the candidate takes over the reference's weights, if it has the same ones.
-    """
-
-    reference: Callable[..., Any]
-    witness: Witness
-    floor: Callable[..., Any]
-    precision: str = "native"
-    tolerance: float | None = None
-    training: bool = False
-    stochastic: bool | None = None
-    properties: frozenset[Property] = frozenset()
-    shares_weights: bool = True
-
-
-@dataclass(slots=True)
-class PairFindings:
-    """The checks that were made, the cases that were tried, and the case that fails."""
-
-    checks: list[Check] = field(default_factory=list)
-    cases: list[PairCase] = field(default_factory=list)
-    failing: Case | None = None
-    notes: list[str] = field(default_factory=list)
 
 
 def judge_pair(subject: PairSubject, cases: Sequence[Case]) -> PairFindings:
@@ -300,16 +265,35 @@ class _Judge:
             candidate = forgive_flushing(candidate, floor)
         exact = with_overflow_of(native, exact)
         moved = Sensitivity(partial(self._run_in_context, case.example, seed, native.calls))
-        check = compare(Sides(candidate, native, floor, exact), EPSILON.get(subject.precision), moved)[-1]
+        sides, epsilon = Sides(candidate, native, floor, exact), EPSILON.get(subject.precision)
+        check = compare(sides, epsilon, moved)[-1]
+        if check.name == CheckName.VALUES and check.outcome is Outcome.FAIL and check.cause is None:
+            check = self._explain_by_rounding(case.example, seed, sides, epsilon) or check
         if not case.is_given and check.outcome is Outcome.FAIL and (check.floor or 0.0) >= BLIND:
             detail = f"{check.detail}: the reference itself is too far off to tell"
             return replace(check, outcome=Outcome.NOT_COMPARABLE, detail=detail)
         return check
 
+    def _explain_by_rounding(self, example: Example, seed: int, sides: Sides, epsilon: float | None) -> Check | None:
+        """Return a check that passes if the reference errs as far once its roundings are perturbed, or None.
+
+        Few elements that nearly cancel, such as a gradient behind a normalisation of two, err by chance.
+        """
+        for run in range(1, RUNS + 1):
+            try:
+                leaves = self._run_in_context(example, seed, sides.native.calls, PerturbRounding(1.0, run))
+            except Exception:  # a reference may raise anything inside a mode
+                return None
+            floor = replace(sides.floor, leaves=tuple((name, leaves[name]) for name, _ in sides.floor.leaves))
+            check = compare(replace(sides, floor=floor), epsilon, Sensitivity())[-1]
+            if check.outcome is Outcome.PASS:
+                return check
+        return None
+
     def _run_in_context(self, example: Example, seed: int, calls: int, under: Any) -> Any:
         floor, original = self._subject.floor, self._subject.reference
         found = observe(floor, original, example, seed=seed, training=self._subject.training, under=under, calls=calls)
-        return dict(found.leaves)
+        return dict(with_plain_leaves(found).leaves)
 
     def _drop_private_state(self, candidate: Observation, native: Observation) -> Observation:
         """Leave out a candidate's own caches and counters, and other weights than the reference's."""
