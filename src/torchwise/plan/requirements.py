@@ -7,7 +7,6 @@ from enum import StrEnum
 from typing import Literal
 
 from torchwise.errors import WorkloadError, did_you_mean
-from torchwise.parsing import short_repr
 
 PropertyName = Literal["deterministic", "batch-invariant", "bitwise"]
 
@@ -31,7 +30,7 @@ def read_properties(names: object) -> tuple[Property, ...]:
     """
     given = [names] if isinstance(names, str) else names
     if not isinstance(given, Iterable):
-        raise WorkloadError(f"require is {short_repr(names)}, but must be a list of {', '.join(Property)}")
+        raise WorkloadError(f"require is {_show(names)}, but must be a list of {', '.join(Property)}")
     found = [_read(name) for name in given]
     return tuple(each for each in Property if each in found)
 
@@ -41,4 +40,10 @@ def _read(name: object) -> Property:
         return Property(name)  # type: ignore[arg-type]
     except ValueError:
         near = did_you_mean(name, Property) if isinstance(name, str) else ""
-        raise WorkloadError(f"require is {short_repr(name)}, but must be one of {', '.join(Property)}{near}") from None
+        raise WorkloadError(f"require is {_show(name)}, but must be one of {', '.join(Property)}{near}") from None
+
+
+def _show(value: object) -> str:
+    from torchwise.parsing import short_repr  # readers of JSON and TOML, which `torchwise --help` does without
+
+    return short_repr(value)
