@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchwise.compile import compile_plan
+from torchwise.compile import aot, compile_plan
 from torchwise.compile.transforms.compiled_lstm import compile_lstms, has_lstm
 from torchwise.errors import PlanError, StalePlanError, UnsupportedError
 from torchwise.plan import Plan
@@ -129,9 +129,22 @@ def test_a_packed_sequence_is_refused(x: Tensor) -> None:
         compile_call(model, COMPILED, packed)(packed)
 
 
-def test_an_lstm_is_either_compiled_or_isolated() -> None:
+@pytest.mark.parametrize("precision", ["native", "bf16"])
+@torch.no_grad()
+def test_it_is_compiled_ahead_in_every_precision(precision: str, x: Tensor) -> None:
+    model, maker = nn.LSTM(4, 4).eval(), aot.Maker()
+    plan = Plan(backend="inductor", transforms=("compiled_lstm",), precision=precision)
+    torch.compiler.reset()
+    compile_plan(model, plan, Example((x,)), device="cpu", mode="inference", backend=maker).call(x)
+    call = compile_plan(model, plan, Example((x,)), device="cpu", mode="inference", backend=aot.Loader(maker.made)).call
+    torch.testing.assert_close(call(x), model(x), atol=1e-6 if precision == "native" else 0.02, rtol=0)
+
+
+def test_an_lstm_is_either_compiled_or_isolated_and_not_under_autocast() -> None:
     with pytest.raises(PlanError, match="either compiled or isolated"):
         Plan(backend="inductor", transforms=("compiled_lstm", "isolate_rnn"))
+    with pytest.raises(PlanError, match="precision is 'autocast_bf16': choose bf16, or leave one out"):
+        Plan(backend="inductor", transforms=("compiled_lstm",), precision="autocast_bf16")
 
 
 @torch.no_grad()

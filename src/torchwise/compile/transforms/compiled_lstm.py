@@ -36,11 +36,11 @@ class CompiledLSTM(nn.Module):
         """Answer as the LSTM does for a tensor.
 
         Raises:
-            UnsupportedError: the input is a packed sequence, or of a dtype that oneDNN does not take.
+            UnsupportedError: the input is a packed sequence.
         """
         own: Any = self
-        if not isinstance(input, Tensor) or input.dtype not in DTYPES:
-            raise UnsupportedError("compiled_lstm takes tensors in float32 or bfloat16, but no packed sequences")
+        if not isinstance(input, Tensor):
+            raise UnsupportedError("compiled_lstm takes tensors, but no packed sequences")
         is_batched = input.dim() == 3
         x = input if is_batched else input.unsqueeze(0 if own.batch_first else 1)
         if hx is None:

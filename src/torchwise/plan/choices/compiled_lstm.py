@@ -19,6 +19,8 @@ def find_problems(plan: Plan) -> Iterator[str]:
     """Yield the reasons why the rewrite cannot be part of a plan."""
     if "isolate_rnn" in plan.transforms:
         yield "transforms has 'compiled_lstm' and 'isolate_rnn', but an LSTM is either compiled or isolated"
+    if plan.precision.startswith("autocast"):  # compiled ahead, its guards expect calls without autocast (torch 2.13)
+        yield f"transforms has 'compiled_lstm', but precision is {plan.precision!r}: choose bf16, or leave one out"
 
 
 register(
