@@ -61,18 +61,20 @@ class Level:
         is_bf16: whether the model itself is in bfloat16.
         allow: the loosest numerics that Torchwise may use.
         contenders: the ways to run the model. Those that this version does not know are left out, and named.
+        unjudged: contenders that count as other ways although they round more than the model does.
     """
 
     is_bf16: bool
     allow: str
     contenders: tuple[str, ...]
+    unjudged: tuple[str, ...] = ()
 
 
 COMPILERS = (EAGER, INDUCTOR, "openvino", "onnxruntime")
 LEVELS = {
-    "fp32": Level(is_bf16=False, allow="same-precision", contenders=(*COMPILERS, TORCHWISE)),
-    "bf16": Level(is_bf16=True, allow="same-precision", contenders=(*COMPILERS, TORCHWISE)),
-    "int8": Level(is_bf16=False, allow="quantized", contenders=(EAGER, INDUCTOR, "int8-dynamic", TORCHWISE)),
+    "fp32": Level(False, "same-precision", (*COMPILERS, TORCHWISE)),
+    "bf16": Level(True, "same-precision", (*COMPILERS, TORCHWISE)),
+    "int8": Level(False, "quantized", (EAGER, INDUCTOR, "int8-dynamic", TORCHWISE), unjudged=("int8-dynamic",)),
 }
 
 
@@ -134,13 +136,13 @@ def summarize(benchmark: Benchmark, name: str) -> list[str]:
         scales = [scale_of(benchmark, workload) for workload in found]
         if not scales:
             continue
-        speeds = find_speeds(scales[0])
+        speeds = find_speeds(scales[0], level)
         rows.append(describe_model(model, benchmark.select_rows(found[0]), scales[0], level))
         if TORCHWISE not in speeds:
             continue
         if INDUCTOR in speeds:
             over_inductor.append(ratio_of(speeds[TORCHWISE], speeds[INDUCTOR]))
-        if best := compare_best(scales[0]):
+        if best := compare_best(scales[0], level):
             over_best.append(best[1])
             if best[1].mid < BEHIND:
                 behind.append(f"- {model}: {show.speedup(best[1])} the speed of {best[0]}")
@@ -164,7 +166,7 @@ def summarize(benchmark: Benchmark, name: str) -> list[str]:
 
 def describe_model(model: str, rows: tuple[Row, ...], scale: Scale, level: Level) -> str:
     """Return a row of the table. A contender that was not timed, or whose answers are not right, has its state."""
-    by_name, speeds = {row.contender: row for row in rows}, find_speeds(scale)
+    by_name, speeds = {row.contender: row for row in rows}, find_speeds(scale, level)
     cells = [model, show.seconds(scale.eager_s)]
     for name in level.contenders:
         if name == EAGER:
@@ -172,20 +174,26 @@ def describe_model(model: str, rows: tuple[Row, ...], scale: Scale, level: Level
         row = by_name.get(name)
         state = row.answers[0] if row else "not run"
         cells.append(show.speedup(speeds[name]) if name in speeds else state)
-    own, best = by_name.get(TORCHWISE), compare_best(scale)
+        if row and name in speeds and not row.is_right:
+            cells[-1] += f", {state}"
+    own, best = by_name.get(TORCHWISE), compare_best(scale, level)
     cells.append(str(own.plan) if own and own.plan else show.NONE)
     cells.append(f"{show.speedup(best[1])} ({best[0]})" if best else show.NONE)
     return f"| {' | '.join(cells)} |"
 
 
-def find_speeds(scale: Scale) -> dict[str, Interval]:
-    """Return the speed-ups over eager of the contenders with right answers."""
-    return {one.row.contender: one.speedup for one in scale.rows if one.row.is_right}
+def find_speeds(scale: Scale, level: Level) -> dict[str, Interval]:
+    """Return the speed-ups over eager of the contenders with right answers, and of those that are not judged."""
+    return {
+        one.row.contender: one.speedup
+        for one in scale.rows
+        if one.row.is_right or (one.row.is_timed and one.row.contender in level.unjudged)
+    }
 
 
-def compare_best(scale: Scale) -> tuple[str, Interval] | None:
+def compare_best(scale: Scale, level: Level) -> tuple[str, Interval] | None:
     """Return the best other way and Torchwise's speed over it: in one process where the two had a duel."""
-    speeds = find_speeds(scale)
+    speeds = find_speeds(scale, level)
     others = {name: speed for name, speed in speeds.items() if name != TORCHWISE}
     if TORCHWISE not in speeds or not others:
         return None

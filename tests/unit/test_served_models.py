@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from bench_samples import a_benchmark, a_row, a_spec, ours
+from builders import WRONG
 from torchwise.plan import EAGER
 from torchwise.records.benchmark import RowState
 from torchwise.workload.target import find_factory
@@ -27,9 +28,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("served_models")
 
 
-def describe(served: ModuleType, model: str, *rows: Any) -> str:
-    spec = a_spec(served.name_target(model, served.LEVELS["fp32"]))
-    return "\n".join(served.summarize(a_benchmark(tuple(replace(row, workload=spec) for row in rows)), "fp32"))
+def describe(served: ModuleType, model: str, *rows: Any, level: str = "fp32") -> str:
+    spec = a_spec(served.name_target(model, served.LEVELS[level]))
+    return "\n".join(served.summarize(a_benchmark(tuple(replace(row, workload=spec) for row in rows)), level))
 
 
 def test_it_names_a_model_on_which_torchwise_is_behind_the_best_other_way(served: ModuleType) -> None:
@@ -53,6 +54,15 @@ def test_only_right_answers_count(served: ModuleType) -> None:
     assert "plain Inductor: no model yet" in text
 
 
+def test_the_usual_way_to_fewer_bits_counts_and_is_marked(served: ModuleType) -> None:
+    rows = a_row("eager", 1.0), a_row("int8-dynamic", 3.0, verdict=WRONG), ours(1.5, 1.5, rival="eager")
+    text = describe(served, "mlp", *rows, level="int8")
+    assert ", not right |" in text
+    assert "- mlp: 0.5" in text
+    wrong = describe(served, "mlp", rows[0], a_row("openvino", 3.0, verdict=WRONG), rows[2])
+    assert "nowhere" in wrong, "other wrong answers do not count"
+
+
 def test_every_target_of_the_file_exists_in_both_numbers(served: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(BENCHMARKS.parent)
     for model in set(served.MODELS) - set(served.HF):
@@ -65,7 +75,7 @@ def test_a_run_continues_its_file_and_leaves_out_unknown_contenders(
 ) -> None:
     commands: list[list[str]] = []
     monkeypatch.setattr(subprocess, "run", lambda command, **_: commands.append(command))
-    level = served.Level(is_bf16=True, allow="same-precision", contenders=("eager", "unheard-of", "torchwise"))
+    level = served.Level(True, "same-precision", ("eager", "unheard-of", "torchwise"))
     monkeypatch.setitem(served.LEVELS, "bf16", level)
     options = argparse.Namespace(models=["mlp", "gpt2_decode"], budget=9.0, effort="quick", tolerance=0.1)
     served.run("bf16", tmp_path / "a.json", options, time.monotonic() + 50)
