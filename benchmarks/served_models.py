@@ -24,7 +24,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -205,12 +205,14 @@ def compare_best(scale: Scale, level: Level) -> tuple[str, Interval] | None:
     return name, duel or ratio_of(speeds[TORCHWISE], others[name])
 
 
-def describe_mean(ratios: Iterable[Interval]) -> str:
-    """Return the geometric mean of ratios and their number."""
-    mids = [ratio.mid for ratio in ratios]
+def describe_mean(ratios: Sequence[Interval]) -> str:
+    """Return the geometric mean of the ratios that have a figure, and their number."""
+    mids = [ratio.mid for ratio in ratios if ratio.is_usable]
+    left = f", too uncertain on {len(ratios) - len(mids)} more" if len(mids) < len(ratios) else ""
     if not mids:
-        return "no model yet"
-    return f"{show.ratio(math.exp(sum(map(math.log, mids)) / len(mids)))} ({len(mids)} models, geometric mean)"
+        return f"no figure yet{left}"
+    mean = math.exp(sum(map(math.log, mids)) / len(mids))
+    return f"{show.ratio(mean)} (geometric mean of {show.pluralize(len(mids), 'model')}{left})"
 
 
 if __name__ == "__main__":

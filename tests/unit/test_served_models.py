@@ -16,6 +16,7 @@ import pytest
 from bench_samples import a_benchmark, a_row, a_spec, ours
 from builders import WRONG
 from torchwise.plan import EAGER
+from torchwise.records import Measurement
 from torchwise.records.benchmark import RowState
 from torchwise.workload.target import find_factory
 
@@ -42,6 +43,9 @@ def test_it_names_a_model_on_which_torchwise_is_behind_the_best_other_way(served
     assert "Torchwise over plain Inductor: 1.5" in text
     text = describe(served, "mlp", eager, inductor, openvino, ours(2.0, 1.0, rival="openvino"))
     assert "Torchwise is nowhere over 2% behind" in text
+    vague = a_row("default", measurement=Measurement((0.1, 1.0, 10.0) * 4, (1.0,) * 12))
+    text = describe(served, "mlp", eager, vague, ours(1.8, 0.9, rival="openvino"))
+    assert "plain Inductor: no figure yet, too uncertain on 1 more" in text
 
 
 def test_only_right_answers_count(served: ModuleType) -> None:
@@ -51,7 +55,7 @@ def test_only_right_answers_count(served: ModuleType) -> None:
     assert "nowhere" in text
     text = describe(served, "mlp", a_row("eager", 1.0), ours(1.0, 1.0, plan=EAGER, rival="eager"))
     assert "1.00× [1.00, 1.00] (eager)" in text
-    assert "plain Inductor: no model yet" in text
+    assert "plain Inductor: no figure yet." in text
 
 
 def test_the_usual_way_to_fewer_bits_counts_and_is_marked(served: ModuleType) -> None:
