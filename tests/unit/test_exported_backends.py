@@ -257,8 +257,11 @@ def test_openvino_compiles_an_lstm_with_whole_numbers_and_turned_outputs() -> No
     model, args = Tokens().eval(), (torch.randint(0, 9, (2, 5)), torch.tensor(3))
     compiled = compile_whole(model, OPENVINO, *args)
     check_same(compiled, model, *args)
-    with pytest.raises(UnsupportedError, match="a whole number of more than 32 bits"):
+    with pytest.raises(UnsupportedError, match=rf"from {2**31} to {2**31}, and OpenVINO can take {-(2**31)} to"):
         compiled(args[0], torch.tensor(2**31))
+    for wrong in (9, -1):  # OpenVINO would read zeros, and PyTorch raises an error
+        with pytest.raises(UnsupportedError, match="and OpenVINO can take 0 to 8 for it"):
+            compiled(args[0] * 0 + wrong, args[1])
 
 
 def test_openvino_compiles_a_network_of_convolutions_for_all_sizes_and_in_bfloat16() -> None:

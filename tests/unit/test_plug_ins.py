@@ -34,7 +34,7 @@ CODE = """
 import torch
 
 def interpret(graph, inputs):
-    return torch.fx.Interpreter(graph).run
+    return lambda *args: torch.fx.Interpreter(graph).run(*args)  # of its own for each call, as threads share none
 
 def compile(call, plan):
     return torch.compile(call, backend=interpret)

@@ -10,6 +10,7 @@ import functools
 import importlib
 import importlib.util
 import pkgutil
+import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -171,8 +172,13 @@ class Choice:
 
     def tell_missing_package(self) -> str | None:
         """Return which of its packages is not installed, and how to install it, or None. Nothing is imported."""
-        missing = [name for name in self.packages if importlib.util.find_spec(name) is None]
+        missing = [name for name in self.packages if name not in sys.modules and not _is_installed(name)]
         return f"it needs {missing[0]}, which is not installed: pip install {' '.join(missing)}" if missing else None
+
+
+@functools.cache  # a search asks a thousand times
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 ANY = "*"

@@ -18,14 +18,13 @@ from torchwise._torch import dynamo
 from torchwise.compile.backends.freezing import Freezing
 from torchwise.compile.backends.graphs import NOTHING, Varying, compile_call
 from torchwise.compile.backends.pure_graph import PureGraph
-from torchwise.errors import UnsupportedError, first_line
+from torchwise.errors import UnsupportedError, first_line, format_error
 from torchwise.plan import Plan
 
 Run = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 """Computes a graph: contiguous tensors go in, and new ones come out, which nobody else writes to."""
 CompileProgram = Callable[[torch.export.ExportedProgram, Sequence[torch.Tensor], Sequence[torch.Tensor]], Run]
 """Compiles an exported program for inputs like these, to give outputs like these, which have no memory."""
-PLAIN_MODE = "mode and options are Inductor's"
 
 logger = logging.getLogger("torchwise")
 
@@ -39,7 +38,7 @@ def compile_exported(
         UnsupportedError: the plan has settings of another compiler. Calls raise it if the compiler takes no graph.
     """
     if plan.options or plan.mode != "default":
-        raise UnsupportedError(f"backend is {plan.backend!r}, but {PLAIN_MODE}: leave them out")
+        raise UnsupportedError(f"backend is {plan.backend!r}, but mode and options are Inductor's: leave them out")
 
     def make_backend(_is_alone: bool) -> tuple[Any, list[Any]]:
         parts = Parts(plan.backend, compile_program)
@@ -68,8 +67,10 @@ class Parts:
             program = pure.export()
             with dynamo.leave_trace(), torch.no_grad():
                 compiled = pure.bind(self._compile_program(program, pure.examples, pure.outputs))
+        except torch.OutOfMemoryError:  # which no other graph would have
+            raise
         except Exception as error:  # a compiler may raise any error, and the graph itself still runs
-            self._refusal = str(error) if isinstance(error, UnsupportedError) else first_line(str(error))
+            self._refusal = str(error) if isinstance(error, UnsupportedError) else first_line(format_error(error))
             logger.info("torchwise: %s leaves a part of the model in eager: %s", self._name, self._refusal)
             return graph.forward
         self._taken += 1

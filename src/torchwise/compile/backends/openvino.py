@@ -19,7 +19,7 @@ from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 
 MAX_INT = 2**31
-"""Bound of the whole numbers in the plugin for CPUs, which has 32 bits for those of 64."""
+"""Bound of the whole numbers in OpenVINO's plugin for CPUs."""
 _TYPES = {
     torch.float32: "f32",
     torch.float16: "f16",
@@ -51,7 +51,7 @@ def _compile_program(
             raise UnsupportedError(f"OpenVINO has no {tensor.dtype} on the CPU, where it computes in float32")
     tensors = (*program.parameters(), *program.buffers(), *inputs)
     compiled = openvino.Core().compile_model(_convert(program), "CPU", _make_config(tensors))
-    return _Session(compiled, outputs)
+    return _Session(compiled, _find_ranges(program, inputs), outputs)
 
 
 def _convert(program: torch.export.ExportedProgram) -> Any:
@@ -85,11 +85,30 @@ def _make_config(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
     dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     narrow = len(dtypes) == 1 and not dtypes & {torch.float32}
     return {
-        "INFERENCE_PRECISION_HINT": _TYPES[dtypes.pop()] if narrow else "f32",
+        "INFERENCE_PRECISION_HINT": _TYPES.get(dtypes.pop(), "f32") if narrow else "f32",
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         "ENABLE_CPU_PINNING": False,
     }
+
+
+def _find_ranges(program: torch.export.ExportedProgram, inputs: Sequence[torch.Tensor]) -> list[range | None]:
+    """Return the whole numbers that each input may hold, or None if any.
+
+    The plugin for CPUs has 32 bits for those of 64, and reads zeros beyond the rows of an embedding.
+    """
+    nodes = {node.name: node for node in program.graph.nodes}
+    found: list[range | None] = []
+    for name, tensor in zip(program.graph_signature.user_inputs, inputs, strict=True):
+        tables = [
+            user.args[0]
+            for user in nodes[str(name)].users
+            if user.target is torch.ops.aten.embedding.default and user.args[1] is nodes[str(name)]
+        ]
+        rows = [int(table.meta["val"].shape[0]) for table in tables if isinstance(table, torch.fx.Node)]
+        widest = range(-MAX_INT, MAX_INT) if tensor.dtype is torch.int64 else None
+        found.append(range(min(rows)) if rows else widest)
+    return found
 
 
 class _Session:
@@ -98,8 +117,8 @@ class _Session:
     Requests read PyTorch's memory, and write to that of new tensors if the sizes are known.
     """
 
-    def __init__(self, compiled: Any, outputs: Sequence[torch.Tensor]) -> None:
-        self._compiled, self._idle = compiled, list[Any]()
+    def __init__(self, compiled: Any, ranges: Sequence[range | None], outputs: Sequence[torch.Tensor]) -> None:
+        self._compiled, self._ranges, self._idle = compiled, ranges, list[Any]()
         self._outputs = [
             (shape, output.dtype) if (shape := find_shape(output)) is not None else None for output in outputs
         ]
@@ -110,13 +129,14 @@ class _Session:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Compute the outputs."""
+        for tensor, allowed in zip(inputs, self._ranges, strict=True):
+            if allowed is not None and tensor.numel():
+                _check_range(tensor, allowed)
         try:
             request = self._idle.pop()
         except IndexError:
             request = self._compiled.create_infer_request()
         for place, tensor in enumerate(inputs):
-            if tensor.dtype is torch.int64:
-                _check_range(tensor)
             request.set_input_tensor(place, _share(tensor))
         answers = [torch.empty(known[0], dtype=known[1]) if known else None for known in self._outputs]
         for place, answer in enumerate(answers):
@@ -140,14 +160,18 @@ def _share(tensor: torch.Tensor) -> Any:
     return openvino.Tensor(tensor.numpy(), shared_memory=True)
 
 
-def _check_range(tensor: torch.Tensor) -> None:
-    """Refuse whole numbers that the plugin for CPUs would cut off.
+def _check_range(tensor: torch.Tensor, allowed: range) -> None:
+    """Refuse whole numbers that OpenVINO would take for others.
 
     Raises:
-        UnsupportedError: there is one. The original model answers the call.
+        UnsupportedError: there is one. The original model answers the call, or raises its own error.
     """
-    if tensor.numel() and not -MAX_INT <= int(tensor.min()) <= int(tensor.max()) < MAX_INT:
-        raise UnsupportedError("an input has a whole number of more than 32 bits, which OpenVINO does not have")
+    least, most = map(int, torch.aminmax(tensor))
+    if least < allowed.start or most >= allowed.stop:
+        raise UnsupportedError(
+            f"an input has whole numbers from {least} to {most}, and OpenVINO can take {allowed.start} to "
+            f"{allowed.stop - 1} for it"
+        )
 
 
 def _copy(tensor: Any, dtype: torch.dtype) -> torch.Tensor:
