@@ -55,7 +55,8 @@ SWITCH_S = 1e-4
 class Tuning:
     """A search in another process, for the result of `optimize(background=True)`.
 
-    The program answers as before even if the search fails. Its state is then "failed", with the reason in `news`.
+    The program answers as before even if the search fails. Its state is then "failed", with the reason in `news`. If
+    too many calls miss the plan by their sizes, a second search follows, and the state is "searching" again.
 
     Attributes:
         news: messages so far, the oldest first.
