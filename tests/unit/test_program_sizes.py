@@ -288,6 +288,18 @@ def test_a_later_run_has_both_plans(searches: Searches, tmp_path: Path) -> None:
     assert (component.statistics.optimized, component.statistics.original) == (2, {})
 
 
+def test_a_later_run_says_why_other_sizes_have_no_plan(
+    searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "make_dynamic", lambda _plan: EAGER)
+    store = str(tmp_path / "s.db")
+    report = tune(Rows().eval(), [3, 5], store=store)
+    report.restore()
+    with StoredPlans(report.record.program, store) as plans, torch.no_grad():
+        Rows().eval()(make(3))
+    assert list(plans.notes) == ["Rows runs as written at other sizes than those recorded: because"]
+
+
 def test_blocks_that_are_called_one_by_one_are_tuned_as_one(searches: Searches) -> None:
     blocks, other = [Rows().eval() for _ in range(20)], Mean().eval()
     alone = copy.deepcopy(blocks)

@@ -7,6 +7,8 @@ from torchwise.records import Decision
 from torchwise.store import open_storage
 
 Decisions = dict[str, list[Decision]]
+OTHER_SIZES = "/other-sizes"
+"""Ends the name in the store of the decision for the sizes that a module's plan does not answer."""
 
 
 def read_decisions(program: str, store: str | None = None) -> Decisions:
@@ -29,5 +31,7 @@ def stays_as_written(decisions: Decisions) -> bool:
 
 
 def explain_eager(name: str, decision: Decision) -> str:
-    """Say why a module runs as written."""
-    return f"{name} runs as written: {decision.reason}"
+    """Say why a module runs as written, at all sizes or at those that were not recorded."""
+    module = name.removesuffix(OTHER_SIZES)
+    sizes = " at other sizes than those recorded" if module != name else ""
+    return f"{module} runs as written{sizes}: {decision.reason}"

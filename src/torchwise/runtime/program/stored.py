@@ -15,16 +15,12 @@ from torchwise._torch.call_hook import CallHook, call_with_parts_apart, set_call
 from torchwise.plan.workload_spec import LIVE
 from torchwise.records import Decision
 from torchwise.runtime.components.component import Component
-from torchwise.runtime.program.decisions import explain_eager, read_decisions, stays_as_written
+from torchwise.runtime.program.decisions import OTHER_SIZES, explain_eager, read_decisions, stays_as_written
 from torchwise.runtime.program.placement import config_of, place_decision, workload_of
 from torchwise.runtime.program.recorder import autocast_dtype, original_of, watched_compile
 from torchwise.runtime.staleness import stale_because
 
 logger = logging.getLogger("torchwise")
-
-
-OTHER_SIZES = "/other-sizes"
-"""Ends the name in the store of the decision for the sizes that a module's plan does not answer."""
 
 
 def name_of(thing: Any) -> str:

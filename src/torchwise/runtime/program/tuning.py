@@ -20,10 +20,11 @@ from torchwise.records.recording import Recording
 from torchwise.runtime.api import Study, make_request, search
 from torchwise.runtime.components.program import is_component
 from torchwise.runtime.program.calls import merge_calls
+from torchwise.runtime.program.decisions import OTHER_SIZES
 from torchwise.runtime.program.placement import config_of, place_decision, workload_of
 from torchwise.runtime.program.recorder import CallRecorder, original_of
 from torchwise.runtime.program.sizes import SizeMix, choose_mix, make_dynamic, select_alike
-from torchwise.runtime.program.stored import OTHER_SIZES, target_of
+from torchwise.runtime.program.stored import target_of
 from torchwise.runtime.program.tuned import OptimizedProgram, TunedModule, TunedProgram
 from torchwise.runtime.served import unwrap
 from torchwise.study import Request
