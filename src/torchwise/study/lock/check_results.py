@@ -145,7 +145,7 @@ def check_document(check: Check) -> Document:
     blocks: tuple[Block, ...] = (
         *([trust_text(check.trust)] if check.trust else []),
         *(
-            Section(TITLES[state], (Items(tuple(map(_describe_row, rows))),), _choose_tone(state))
+            Section(_choose_title(check, state), (Items(tuple(map(_describe_row, rows))),), _choose_tone(state))
             for state, rows in found
             if rows
         ),
@@ -189,6 +189,11 @@ def _describe_row(row: Checked) -> str:
     plan = f", {show.one_line(row.plan)}" if row.plan else ""
     way_out = f"\n  {show.one_line(row.way_out)}" if row.way_out else ""
     return f"{show.one_line(' '.join(named))}{plan}: {show.one_line(row.detail)}{way_out}"
+
+
+def _choose_title(check: Check, state: State) -> str:
+    is_upgrade = state is State.GOOD and any(row.against for row in check.rows)
+    return "Correct, and not slower" if is_upgrade else TITLES[state]
 
 
 def _choose_tone(state: State) -> Tone:
