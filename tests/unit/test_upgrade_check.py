@@ -256,6 +256,11 @@ def test_the_command_names_an_interpreter_that_cannot_be_used(tmp_path: Path) ->
     assert "must be an interpreter that can be run" in (found.output + str(found.exception))
 
 
+def test_an_interpreter_to_make_environments_with_needs_a_version(tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["check", "--python", "python3"])
+    assert "is only for --against-torch" in (found.output + str(found.exception))
+
+
 SLOWED = """
 import os, time, torch
 def model(x):

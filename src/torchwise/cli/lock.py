@@ -115,12 +115,15 @@ def check(
     """
     from rich.console import Console
 
+    from torchwise.errors import InputError
     from torchwise.records.files import write_json
     from torchwise.study.lock import read
     from torchwise.study.lock.check import CheckRequest, run_check
     from torchwise.study.lock.check_results import CheckProgress, render_check
     from torchwise.trial import ProcessLauncher
 
+    if python and not against_torch:
+        raise InputError(f"python is {python!r}, but is only for --against-torch, whose environments it makes")
     request = CheckRequest(tuple(targets or ()), not no_measure, threshold, effort, limit, fullgraph)
     lock = read(file)
     with interruptible(lambda: "; an unfinished check is not saved"), CheckProgress() as progress:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from torchwise import environment
 from torchwise.environment import Environment
-from torchwise.errors import BaselineError, InputError, InternalError, UnsupportedError
+from torchwise.errors import BaselineError, GraphBreakError, InputError, InternalError, UnsupportedError
 from torchwise.plan.effort import EFFORTS
 from torchwise.records import Failure, Interval, Measurement, Trial
 from torchwise.records import format as show
@@ -123,9 +123,13 @@ class _UpgradeCheck:
         study = PlanStudy(self._make_job(), side.launcher, self.request.limit_s, self.listener.stage)
         try:
             inspection = study.inspect()
+            if self.request.fullgraph:
+                study.require_full_graph()
             if inspection.inputs != decision.inputs:
                 return make_row(self.entry, State.UNKNOWN, f"with {side.name} the inputs differ from the locked ones")
             return study.try_plan(cache_dir=side.caches)
+        except GraphBreakError as error:
+            return make_row(self.entry, State.BREAKS, f"with {side.name}: {error}", "check without --fullgraph")
         except BaselineError as error:
             again = tune_again(self.entry)
             return make_row(self.entry, State.LOST, f"with {side.name} the original model fails: {error}", again)
