@@ -15,12 +15,14 @@ from torch.nn.utils import parametrizations
 from live_decisions import make_decision
 from torchwise import apply
 from torchwise.compile import compile_plan
+from torchwise.compile.aot import Loader, Maker
 from torchwise.compile.transforms import quantization
 from torchwise.compile.transforms.quantization.formats import Float8Dynamic
 from torchwise.errors import InputError, PlanError, StalePlanError, UnsupportedError
 from torchwise.plan import Numerics, Plan, PlanSpace, Trait
 from torchwise.plan.choice import find_choice, load_choices, skip_parts
 from torchwise.plan.effort import EFFORTS
+from torchwise.plan.rules import freezes_weights, has_fixed_weights
 from torchwise.plan.workload_spec import DEFAULT_TOLERANCE, TuneOptions, WorkloadSpec
 from torchwise.records import CheckName, Outcome
 from torchwise.runtime.fallback_reason import FallbackReason as Fallback
@@ -238,6 +240,28 @@ def test_inductor_compiles_every_format() -> None:
     model, x = nn.Sequential(*layers, nn.ReLU()).eval(), torch.randn(4, 64)
     with torch.no_grad():
         assert error_of(torch.compile(model)(x), model(x)) < 0.01
+
+
+@pytest.mark.slow
+def test_code_that_was_compiled_ahead_notices_other_weights() -> None:
+    model, x, plan = make_model(), torch.randn(4, 64), Plan(transforms=("int8_dynamic",), backend="inductor")
+    with torch.no_grad():
+        maker = Maker()
+        compile_plan(model, plan, Example((x,)), device="cpu", mode="inference", backend=maker).call(x)
+        loaded = compile_plan(model, plan, Example((x,)), device="cpu", mode="inference", backend=Loader(maker.made))
+        assert 0 < error_of(loaded.call(x), model(x)) < 0.02
+        model[0].weight.mul_(2.0)
+        for call in (loaded.call, loaded.bypass((x,), {})):
+            with pytest.raises(StalePlanError, match="the weights changed"):
+                call(x)
+
+
+def test_weights_are_no_constants_of_the_code() -> None:
+    """The copy has rounded ones, which the code reads. So Inductor is not told to freeze them."""
+    plan = Plan(transforms=("int8_dynamic",), backend="inductor")
+    assert has_fixed_weights(plan)
+    assert not freezes_weights(plan)
+    assert replace(plan, scope="rolled").scope == "rolled"
 
 
 def test_it_goes_with_a_lower_precision_and_a_part_of_the_layers() -> None:

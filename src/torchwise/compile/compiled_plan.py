@@ -30,7 +30,7 @@ from torchwise.compile.transforms import Layer, check_transforms, has_stage, loa
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.choice import Stage, load_choices, load_code
-from torchwise.plan.rules import freezes_weights
+from torchwise.plan.rules import has_fixed_weights
 from torchwise.workload.input_spec import find_varying_dims
 from torchwise.workload.train_step import TrainStep
 from torchwise.workload.workload import Example
@@ -154,7 +154,7 @@ def _prepare_call(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., A
     The transforms of the model come first. Precision and memory format are changed in their result.
     """
     form, layers = transform_model(call, plan.transforms)
-    frozen = freezes_weights(plan)
+    frozen = has_fixed_weights(plan)
     if frozen and isinstance(call, torch.nn.Module) and any(map(_counts_statistics, call.modules())):
         raise UnsupportedError(
             "the plan folds weights into its code, but batch-norm writes to its statistics on every call in training "

@@ -110,6 +110,7 @@ class Choice:
         ahead_instead: choices in its place in a plan that is compiled ahead, as (field, value), or None if nothing can
             take its place.
         freezes_weights: whether the weights are constants of the code. When they change, the plan is stale.
+        derives_weights: whether a rewrite makes others from the weights, which the code reads. The same holds then.
         dynamic_shapes: whether a backend can compile for all sizes at once.
         packages: the packages that it needs beside PyTorch, by the names that are imported.
         detectors: functions that find in a model the traits that only this choice needs, as (trait, function). A
@@ -144,6 +145,7 @@ class Choice:
     not_ahead: str = ""
     ahead_instead: tuple[tuple[str, Any], ...] | None = None
     freezes_weights: bool = False
+    derives_weights: bool = False
     dynamic_shapes: bool = False
     packages: tuple[str, ...] = ()
     detectors: tuple[tuple[Trait, Code], ...] = ()

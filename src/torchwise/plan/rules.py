@@ -77,7 +77,7 @@ def _problems(plan: Plan) -> Iterator[str]:
         backend = dict(choice.requires).get("backend", plan.backend)
         if backend not in ("eager", plan.backend) and ("backend", plan.backend) in CHOICES:
             yield f"{choice.field} has {choice.value!r}, which is for {backend}, but backend is {plan.backend!r}"
-    if plan.of_a_step and (plan.capture in ("call", "branches") or plan.precision == "bf16" or freezes_weights(plan)):
+    if plan.of_a_step and (plan.capture in ("call", "branches") or plan.precision == "bf16" or has_fixed_weights(plan)):
         yield f"{plan.to_json()} is of a training step, but one call captured, bf16 and frozen weights do not train"
     if plan.capture != "none" and plan.mode in CUDA_GRAPH_MODES:
         yield f"capture is {plan.capture!r}, but mode {plan.mode!r} captures CUDA graphs by itself: choose one"
@@ -124,6 +124,11 @@ def find_choices(plan: Plan) -> list[Choice]:
 def freezes_weights(plan: Plan) -> bool:
     """Return whether the weights are constants of the plan's code, which is stale when they change."""
     return any(choice.freezes_weights for choice in find_choices(plan))
+
+
+def has_fixed_weights(plan: Plan) -> bool:
+    """Return whether a plan holds for the present values of the weights alone, so that it is stale when they change."""
+    return any(choice.freezes_weights or choice.derives_weights for choice in find_choices(plan))
 
 
 def find_export_problems(plan: Plan) -> Iterator[str]:

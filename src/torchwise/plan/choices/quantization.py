@@ -38,7 +38,7 @@ def _make_choice(name: str, summary: str, min_remaining_fraction: float, **other
         compile_factor=0.0,
         target_cost="gemm",
         min_remaining_fraction=min_remaining_fraction,
-        freezes_weights=True,
+        derives_weights=True,
         find_problems=find_format_problems,
         realized_by=f"{WHERE}:use_{name}",
         parts=f"{WHERE}:list_{name}_layers",

@@ -1,6 +1,6 @@
 """Linear layers of a model with weights of fewer bits, in a copy that shares all else.
 
-The weights are rounded when the copy is made, so a plan is stale when they change (`Choice.freezes_weights`). Layers
+The weights are rounded when the copy is made, so a plan is stale when they change (`Choice.derives_weights`). Layers
 stay as they are if code may watch or change them (a class of its own, hooks, parametrizations), if the format does not
 fit their sizes, or if they are far smaller than the largest: they would gain nothing.
 """

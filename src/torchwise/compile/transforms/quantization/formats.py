@@ -52,7 +52,7 @@ class QuantizedLinear(nn.Linear):
         Autocast gives such a product its own dtype, whatever the input has.
         """
         device = input.device.type
-        is_cast = torch.is_autocast_enabled(device) and input.dtype is not torch.float64
+        is_cast = torch.is_autocast_enabled(device) and not is_wide(input)
         is_unfit = input.shape[-1:] != (self.in_features,) or not (is_cast or input.dtype is self.weight.dtype)
         if is_unfit or input.numel() == 0:
             return super().forward(input)
@@ -82,7 +82,7 @@ class Int8Dynamic(QuantizedLinear):
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """Round the rows, and multiply whole numbers, which is exact."""
         scaled, scale = scale_rows(rows, LARGEST_INT8)
-        whole = torch.round(scaled).to(torch.int8)
+        whole = torch.round(scaled).to(self.int8_weight.dtype)
         if whole.is_cuda and len(whole) < MIN_ROWS_CUDA:
             whole = functional.pad(whole, (0, 0, 0, MIN_ROWS_CUDA - len(whole)))
         product: torch.Tensor = _multiply_int8(whole, self.int8_weight.t())
@@ -105,7 +105,7 @@ class Int8Weights(QuantizedLinear):
 
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """Multiply with the rounded weight."""
-        if rows.dtype is torch.float64 or rows.device.type != "cpu":
+        if is_wide(rows) or rows.device.type != "cpu":
             return functional.linear(rows, self.int8_weight.to(rows.dtype)) * self.weight_scale.to(rows.dtype)
         product: torch.Tensor = _multiply_int8_weights(
             rows.bfloat16().contiguous(), self.int8_weight, self.weight_scale.bfloat16()
@@ -127,7 +127,7 @@ class Int4Weights(QuantizedLinear):
 
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """Multiply with the rounded weight."""
-        if rows.dtype is torch.float64:
+        if is_wide(rows):
             return functional.linear(rows, self.dequantize().to(rows.dtype))
         multiply = _multiply_int4 if rows.device.type == "cpu" else _multiply_int4_cuda
         product: torch.Tensor = multiply(
@@ -160,7 +160,7 @@ class Float8Dynamic(QuantizedLinear):
         """Round the rows, and multiply."""
         scaled, scale = scale_rows(rows, _LARGEST_FLOAT8)
         small, weight = scaled.to(_FLOAT8), self.float8_bytes.view(_FLOAT8)
-        if rows.dtype is torch.float64 or not rows.is_cuda:
+        if is_wide(rows) or not rows.is_cuda:
             return functional.linear(small.to(scale.dtype), weight.to(scale.dtype)) * scale * self.weight_scale
         found: torch.Tensor = _multiply_float8(
             small, weight.t(), scale, self.weight_scale.float()[None], out_dtype=torch.bfloat16
@@ -172,9 +172,14 @@ _FLOAT8 = torch.float8_e4m3fn
 _LARGEST_FLOAT8 = torch.finfo(_FLOAT8).max
 
 
+def is_wide(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is in float64. Code compiled ahead of time depends on no global name, such as a dtype's."""
+    return tensor.element_size() > 4
+
+
 def scale_rows(rows: torch.Tensor, largest: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return rows scaled so that none has a number above `largest`, and their scales, in float32 or float64."""
-    wide = rows if rows.dtype is torch.float64 else rows.float()
+    wide = rows if is_wide(rows) else rows.float()
     scale = wide.abs().amax(1, keepdim=True).clamp(min=TINY) / largest
     return wide / scale, scale
 
