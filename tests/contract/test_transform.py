@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -148,8 +148,9 @@ class TestFusedAttention(TransformContract):
         return Attending().eval()
 
     @pytest.fixture
-    def unfit(self) -> torch.nn.Module:
-        return torch.nn.Linear(4, 4)
+    def unfit(self) -> Iterator[torch.nn.Module]:
+        with torch._inductor.config.patch(force_disable_caches=True):  # code in a cache is not rewritten again
+            yield torch.nn.Linear(4, 4)
 
     @pytest.fixture
     def inputs(self) -> tuple[Any, ...]:

@@ -21,9 +21,11 @@ from torchwise.compile.transforms.function_graphs.record import record
 from torchwise.errors import NoEffectError, PlanError, UnsupportedError
 from torchwise.plan import Numerics, Plan, PlanSpace
 from torchwise.plan.trait import Trait
+from torchwise.records import Outcome
 from torchwise.trial.detected_traits import detect_traits
 from torchwise.trial.error_origin import Instruments
-from torchwise.workload import Example
+from torchwise.verify import Subject, verify
+from torchwise.workload import Example, Workload
 
 SPELLINGS: dict[str, Callable[..., Tensor]] = runpy.run_path(
     str(Path(__file__).parents[2] / "benchmarks" / "attention_spellings.py")
@@ -204,14 +206,27 @@ def test_multihead_attention_gives_no_weights_that_nobody_reads(training: bool, 
     assert places == 0, "the weights are read"
 
 
-def test_rows_that_a_mask_hides_whole_are_seen_by_verification() -> None:
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return (q @ k.mT).masked_fill(torch.ones(64, 64, dtype=torch.bool), -math.inf).softmax(-1) @ v
+def hide_all(q: Tensor, k: Tensor, v: Tensor, fill: float = -math.inf) -> Tensor:
+    return (q @ k.mT).masked_fill(torch.ones(64, 64, dtype=torch.bool), fill).softmax(-1) @ v
 
-    answer, places, _ = rewrite_and_call(call, *draw())
-    assert places == 1
-    assert call(*draw()).isnan().all(), "if the fused answer is another, the verification tells"
-    assert answer.isnan().all() or (answer == 0).all()
+
+@pytest.mark.parametrize(("fill", "expected"), [(-1e9, 1), (torch.finfo(torch.float32).min, 1), (-1e4, 0)])
+def test_rows_that_a_mask_hides_whole_have_equal_weights(fill: float, expected: int) -> None:
+    answer, places, _ = rewrite_and_call(lambda *inputs: hide_all(*inputs, fill=fill), *draw())
+    assert places == expected
+    torch.testing.assert_close(answer, hide_all(*draw(), fill=fill))
+
+
+def test_rows_without_an_answer_are_seen_by_verification() -> None:
+    def fused(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        answer, places, _ = rewrite_and_call(hide_all, q, k, v)
+        assert places == 1
+        return answer
+
+    workload = Workload(hide_all, (Example(tuple(draw())),))
+    outcome = verify(Subject(workload, fused, hide_all), extra_draws=0).outcome
+    assert hide_all(*draw()).isnan().all()
+    assert (outcome is Outcome.PASS) is bool(fused(*draw()).isnan().all())
 
 
 # ---- shared keys
@@ -298,6 +313,7 @@ def compile_call(call: Any, plan: Plan, *args: Any) -> Any:
     return compile_plan(call, plan, Example(args), device="cpu", mode="inference").call
 
 
+@torch._inductor.config.patch(force_disable_caches=True)  # a graph whose code is in a cache is not rewritten again
 @torch.no_grad()
 def test_inductor_runs_the_rewrite_and_follows_weights() -> None:
     model, x = Attending().eval(), draw(2, 16, 8)[0]

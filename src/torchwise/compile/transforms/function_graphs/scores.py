@@ -22,8 +22,11 @@ from torchwise.compile.transforms.function_graphs.nodes import (
     value_of,
 )
 
-LOW = -1e4
-"""The highest number in place of a score whose weight is zero beside any other. Half precision has none much lower."""
+LOW = -1e8
+"""The highest number in place of scores that may be added to them instead. It leaves nothing of a score in float32.
+
+So a row without any other score has equal weights, as in eager.
+"""
 
 
 @dataclass(frozen=True, slots=True)
