@@ -259,6 +259,7 @@ def test_contenders_that_cannot_train_on_a_cpu_say_why() -> None:
         "onnxruntime": "it is for inference, and this is training",
         "openvino": "it is for inference, and this is training",
         "torch-tensorrt": "it is for cuda, and this is cpu",
+        "int8-dynamic": "int8-dynamic has no backward pass",
     }
     assert not said.keys() & set(DEFAULT)
 

@@ -34,7 +34,7 @@ CODE = """
 import torch
 
 def interpret(graph, inputs):
-    return lambda *args: torch.fx.Interpreter(graph).run(*args)  # of its own for each call, as threads share none
+    return lambda *args: torch.fx.Interpreter(graph).run(*args)  # one for each call
 
 def compile(call, plan):
     return torch.compile(call, backend=interpret)

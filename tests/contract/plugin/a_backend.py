@@ -17,7 +17,7 @@ def compile(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
 
 def interpret(graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]) -> Callable[..., Any]:
     """Return a function that runs a graph."""
-    return lambda *args: torch.fx.Interpreter(graph).run(*args)  # of its own for each call, as threads share none
+    return lambda *args: torch.fx.Interpreter(graph).run(*args)  # one for each call
 
 
 CHOICE = Choice(
