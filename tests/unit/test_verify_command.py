@@ -45,6 +45,12 @@ def unwritten(x):
     out[..., :-1] = softmax(x)[..., :-1]
     return out
 
+def in_bf16(x):
+    return torch.softmax(x.bfloat16(), dim=-1).float()
+
+def drop(x):
+    return torch.nn.functional.dropout(x, 0.25)
+
 def no_gradient(x):
     return softmax(x).detach()
 
@@ -169,7 +175,7 @@ def test_recorded_inputs_and_files_of_descriptions_are_read(sides: Path) -> None
         (("--input", "x: float31[n]"), "float31"),
         (("--input", "x float32"), "write such as"),
         ((), "describe each with --input"),
-        (("--input", MATRIX, "--tolerance", "0.1"), "allow them"),
+        (("--input", MATRIX, "--tolerance", "0.1"), "may use it"),
         (("--input", MATRIX, "--allow", "substituted"), "no tolerance is given"),
         (("--input", MATRIX, "--inputs", "a.toml"), "use one of them"),
         (("--inputs", "a.csv"), "must be a .toml, .json or .pt file"),
@@ -213,3 +219,23 @@ def test_the_page_and_the_sentence_name_both_sides(sides: Path) -> None:
     found = verify("edge")
     assert describe_verdict(found).startswith("Wrong: sides.py:edge in place of sides.py:softmax: values: m=3")
     assert "sides.py:edge against sides.py:softmax" in render_pair_html(found)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "options"),
+    [
+        ("shifted", {}),
+        ("in_bf16", {"allow": torchwise.Numerics.LOWER_PRECISION}),
+        ("drop", {"reference": "drop", "inputs": ("x: float32[40, 30] in 0.5..1.5",)}),
+        ("Layer", {"reference": "Layer", "inputs": ("x: float32[n, 3] n=1..9",)}),
+        ("shifted", {"reference": "make", "inputs": ()}),
+    ],
+)
+def test_a_right_candidate_is_timed_and_its_later_answers_are_checked(
+    sides: Path, candidate: str, options: dict[str, Any]
+) -> None:
+    found = verify(candidate, times=True, effort="quick", **options)
+    assert found.is_equal, found
+    assert found.verdict.checks[-1].name == "timed answers"
+    assert found.measurement is not None
+    assert found.measurement.speedup.mid > 0

@@ -310,7 +310,13 @@ def run_verification(request: PairRequest, launcher: Launcher, listener: Listene
         found = replace(found, failing=replace(found.failing, confirmed=_is_confirmed(found.failing.repro)))
     if request.times and found.is_equal:
         listener.start_step(f"time {request.candidate}")
-        timing = ask_worker(launcher, replace(job, step="time_job"), PairTiming, limits, listener.stage)
+        timing = ask_worker(
+            launcher,
+            replace(job, step="time_job", verified_error=found.verdict.error or 0.0),
+            PairTiming,
+            limits,
+            listener.stage,
+        )
         found = _add_timing(found, timing)
     return replace(found, seconds=time.monotonic() - start)
 

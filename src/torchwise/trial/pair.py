@@ -66,6 +66,7 @@ class PairJob(DerivedJob):
         limit_s: seconds for each answer of the candidate.
         repro: .py file for a program that shows a difference, or "".
         shrink_s: seconds to look for the smallest inputs that fail.
+        verified_error: for timing, the candidate's largest error in its verification.
     """
 
     FUNCTION = "torchwise.trial.pair:{0.step}"
@@ -82,6 +83,7 @@ class PairJob(DerivedJob):
     limit_s: float = 60.0
     repro: str = ""
     shrink_s: float = MAX_S
+    verified_error: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,10 +254,10 @@ def time_job(job: PairJob, stage: Stage) -> PairTiming:
     before = Surroundings()
     candidate = _load(job, 1).call
     workload = _timed_workload(job, reference)
-    if isinstance(candidate, torch.nn.Module) and isinstance(reference.call, torch.nn.Module):
-        _share_weights(reference.call, candidate)
-    mode = job.job.workload.mode
-    with torch.set_grad_enabled(mode == "training"):
+    _share_weights(reference.call, candidate)
+    is_step = isinstance(reference.call, TrainStep)
+    mode = "inference" if is_step else job.job.workload.mode  # a step runs its own backward pass
+    with torch.set_grad_enabled(job.job.workload.mode == "training"):
         sides = [
             [runner(call, example, mode, original=call) for example in workload.examples]
             for call in (candidate, reference.call)
@@ -268,8 +270,11 @@ def time_job(job: PairJob, stage: Stage) -> PairTiming:
         precision = Precision(job.job.effort.half_width, job.job.effort.measure_s)
         mixes = [mix_of(calls, workload) for calls in sides]
         measurement = measure_pair(mixes[0], mixes[1], Clock(job.job.workload.device), precision)
-        fresh = [example for case in _fresh_cases(job, reference) for example in (case.example, case.redraw) if example]
-        check = check_timed_answers(candidate, reference.call, fresh, job.job.workload.device)
+        if is_step:  # which changes its weights with each call
+            check = Check(CheckName.TIMED_ANSWERS, Outcome.PASS, "steps are not compared after they were timed")
+        else:
+            _share_weights(reference.call, candidate)
+            check = _check_timed(job, candidate, reference)
     if check.outcome is Outcome.PASS and (replaced := before.list_replaced()):
         check = _refuse_timing(f"the candidate replaces {replaced[0]}")
     return PairTiming(check, measurement if check.outcome is not Outcome.FAIL else None)
@@ -279,16 +284,28 @@ def _refuse_timing(detail: str) -> Check:
     return Check(CheckName.SURROUNDINGS, Outcome.FAIL, detail)
 
 
-def _share_weights(reference: torch.nn.Module, candidate: torch.nn.Module) -> None:
-    state = reference.state_dict()
-    if {n: t.shape for n, t in state.items()} == {n: t.shape for n, t in candidate.state_dict().items()}:
-        candidate.load_state_dict(state)
+def _check_timed(job: PairJob, candidate: Callable[..., Any], reference: PairSide) -> Check:
+    """Check the candidate on inputs that were not timed."""
+    fresh = [example for case in _fresh_cases(job, reference) for example in (case.example, case.redraw) if example]
+    return check_timed_answers(candidate, reference.call, fresh, job.job.workload.device, job.verified_error)
+
+
+def _share_weights(reference: Any, candidate: Any) -> None:
+    """Give a model the weights and buffers of another one with the same names."""
+    if isinstance(reference, torch.nn.Module) and isinstance(candidate, torch.nn.Module):
+        state = reference.state_dict()
+        if {n: t.shape for n, t in state.items()} == {n: t.shape for n, t in candidate.state_dict().items()}:
+            candidate.load_state_dict(state)
 
 
 def _timed_workload(job: PairJob, reference: PairSide) -> Workload:
-    """Return the reference with the inputs to time: those given, or one of the largest sizes described."""
+    """Return the reference with the inputs to time: other values than those given, or the largest sizes described."""
     if not job.inputs:
-        return replace(_workload_of(job, reference), call=reference.call)
+        given = _workload_of(job, reference)
+        cases = _fresh_cases(job, reference)
+        pairs = zip(cases, given.examples, strict=True)
+        examples = tuple(replace(case.redraw or case.example, weight=one.weight) for case, one in pairs)
+        return replace(given, call=reference.call, examples=examples)
     example = draw_large(InputDescription.parse(job.inputs), secrets.randbits(40), job.job.workload.device)
     return Workload(reference.call, (example,))
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from torchwise.records import Check, CheckName, Outcome
-from torchwise.verify.compare import Sides, compare
-from torchwise.verify.noise_floor import Sensitivity
 from torchwise.verify.observe import observation_of
+from torchwise.verify.spot_check import mismatch
+from torchwise.verify.stochastic import is_stochastic
 from torchwise.workload import pytree
 from torchwise.workload.module_state import kept_state
 from torchwise.workload.workload import Example
@@ -29,14 +29,20 @@ LEAST_S = 20e-6
 
 
 def check_timed_answers(
-    candidate: Callable[..., Any], reference: Callable[..., Any], fresh: Sequence[Example], device: str
+    candidate: Callable[..., Any],
+    reference: Callable[..., Any],
+    fresh: Sequence[Example],
+    device: str,
+    verified_error: float = 0.0,
 ) -> Check:
     """Compare answers on inputs that were not timed, and the times of new and of repeated values.
 
-    `perf_counter` is Python's own, taken before the candidate was loaded.
+    `perf_counter` is Python's own, taken before the candidate was loaded. `verified_error` is as for `mismatch`. Random
+    answers are not compared.
     """
-    for example in fresh:
-        if (problem := _compare(candidate, reference, example)) is not None:
+    is_random = is_stochastic(lambda: _answer(reference, fresh[0]), reference)[0]
+    for example in () if is_random else fresh:
+        if (problem := _compare(candidate, reference, example, verified_error)) is not None:
             return Check(CheckName.TIMED_ANSWERS, Outcome.FAIL, f"after it was timed, {problem}")
     ratios = [_time_repeats(call, fresh[0], device) for call in (candidate, reference)]
     (own, saved_s), (usual, _) = ratios
@@ -46,15 +52,20 @@ def check_timed_answers(
     return Check(CheckName.TIMED_ANSWERS, Outcome.PASS, "new inputs are answered right after timing, and computed anew")
 
 
-def _compare(candidate: Callable[..., Any], reference: Callable[..., Any], example: Example) -> str | None:
+def _answer(call: Callable[..., Any], example: Example) -> Any:
+    copy = example.clone()
+    with torch.no_grad():
+        return call(*copy.args, **copy.kwargs)
+
+
+def _compare(
+    candidate: Callable[..., Any], reference: Callable[..., Any], example: Example, verified_error: float
+) -> str | None:
     found = []
     for call in (candidate, reference):
-        copy = example.clone()
-        with kept_state(call), torch.no_grad():
-            torch.manual_seed(0)
-            found.append(observation_of(call(*copy.args, **copy.kwargs), (copy.args, dict(copy.kwargs))))
-    checks = compare(Sides(found[0], found[1], found[1], None), None, Sensitivity())
-    return checks[-1].detail if checks[-1].outcome is Outcome.FAIL else None
+        with kept_state(call):
+            found.append(observation_of(_answer(call, example), ()))
+    return mismatch(found[0], found[1], verified_error)
 
 
 def _time_repeats(call: Callable[..., Any], example: Example, device: str) -> tuple[float, float]:
