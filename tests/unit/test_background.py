@@ -667,6 +667,25 @@ def test_sizes_that_miss_too_often_get_a_plan_behind_the_first_one(
     assert order.request.budget_s == 90
 
 
+def test_a_second_search_is_for_the_most_frequent_sizes(
+    child: Callable[..., None], orders: list[tuple[Workload, Order]]
+) -> None:
+    model = Model().eval()
+    child(build_promotion(model), DONE)
+    with torch.no_grad():
+        fast = optimize_model(model)
+        assert fast.background.wait(30)
+        for rows in range(5, 20):
+            call_often(fast, torch.randn(rows, 8), 60 + rows)
+    for thread in threading.enumerate():
+        if thread.name == "torchwise-learning":
+            thread.join(20)
+    rows = [len(example.args[0]) for example in orders[1][0].examples]
+    assert len(rows) == 1 + tuning.MAX_SIZES
+    assert rows[0] == 4, "whose size tells which dimensions vary"
+    fast.background.stop()
+
+
 @pytest.mark.parametrize("what", ["stopped", "frozen", "fixed", "a few", "another type"])
 def test_nothing_is_learnt_where_nothing_should_be(
     child: Callable[..., None], orders: list[tuple[Workload, Order]], what: str

@@ -46,6 +46,8 @@ COMPILER = (
 )
 OrderAgain = Callable[[tuple[Example, ...]], tuple[Workload, Order]]
 """Makes the workload and the order of another search, on these examples."""
+MAX_SIZES = 5
+"""Sizes that a second search verifies and times plans at, the most frequent ones, besides those that it makes."""
 ENDING_S = 10.0
 TUNING_ENDED = Fallback(FallbackReason.BACKGROUND_TUNING_ENDED)
 SWITCH_S = 1e-4
@@ -171,10 +173,10 @@ class Tuning:
         if self._order_again is None or answering is None or answering.is_frozen or answering.refusal is not None:
             return
         first = self._workload.examples[0]
-        most = max(missed, key=lambda kind: kind.times)
-        logger.info("torchwise: searching in the background for other sizes: %s, and the like", most.difference)
+        often = sorted(missed, key=lambda kind: -kind.times)[:MAX_SIZES]
+        logger.info("torchwise: searching in the background for other sizes: %s, and the like", often[0].difference)
         try:
-            came = [make_example_like(first, kind.inputs, float(kind.times)) for kind in missed]
+            came = [make_example_like(first, kind.inputs, float(kind.times)) for kind in often]
             workload, order = self._order_again((replace(first, weight=1.0), *came))
             folder = write_order(workload, order)
             self._first, self._order_again = self._latest, None
