@@ -30,6 +30,7 @@ from torchwise.study.request import Request
 from torchwise.trial import Job
 from torchwise.trial.experiment import PlanCandidate, PlanExperiment
 from torchwise.trial.smaller_rewrites import find_smaller_rewrite
+from torchwise.verify import sensitivity
 from torchwise.verify.sensitivity import choose_skipped
 from torchwise.workload import Example
 
@@ -340,6 +341,18 @@ def test_the_layers_that_cost_the_most_error_stay_as_they_are() -> None:
     assert len(tried) == 1 + 4 + 2
     assert choose_skipped(model, rewrite, sizes, lambda _: False, example) is None
     assert choose_skipped(model, rewrite, sizes, passes, example, budget_s=0.0) is None, "there was no time"
+
+
+def test_parts_that_there_was_no_time_for_stay_and_the_others_may_all_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 1.0, 2.0, 9.0])
+    monkeypatch.setattr(sensitivity.time, "monotonic", lambda: next(times))
+
+    def rewrite(skip: Collection[str]) -> Callable[..., Any]:
+        return lambda x: x * (1 + 0.01 * (3 - len(skip)))
+
+    sizes = {"third": 10, "first": 1000, "second": 100}
+    example = Example((torch.ones(4),))
+    assert choose_skipped(lambda x: x, rewrite, sizes, lambda _: True, example, budget_s=5.0) == ("third",)
 
 
 def test_larger_layers_may_cause_more_error() -> None:

@@ -48,7 +48,8 @@ def choose_skipped(
         if time.monotonic() < end:
             errors[name] = _measure_error(original, rewrite([other for other in sizes if other != name]), example)
     order = sorted(errors, key=lambda name: errors[name] ** 2 / sizes[name])  # errors add up by their squares
-    changed = order[: _count_passing(order, lambda kept: passes(rewrite([n for n in sizes if n not in kept])))]
+    failing = len(order) + (len(order) < len(sizes))  # all parts together do not pass
+    changed = order[: _count_passing(order, failing, lambda kept: passes(rewrite([n for n in sizes if n not in kept])))]
     if sum(sizes[name] for name in changed) < MIN_SHARE * sum(sizes.values()):
         return None
     return tuple(name for name in sizes if name not in changed)
@@ -60,9 +61,9 @@ def _measure_error(original: Callable[..., Any], changed: Callable[..., Any], ex
     return math.inf if check.error is None else check.error
 
 
-def _count_passing(order: Sequence[str], passes: Callable[[Sequence[str]], bool]) -> int:
-    """Return how many of the first names pass together. More of them are assumed to be no better, and not all pass."""
-    passing, failing = 0, len(order)
+def _count_passing(order: Sequence[str], failing: int, passes: Callable[[Sequence[str]], bool]) -> int:
+    """Return how many of the first names pass together, fewer than `failing`. More of them are assumed no better."""
+    passing = 0
     while failing - passing > 1:
         middle = (passing + failing) // 2
         passing, failing = (middle, failing) if passes(order[:middle]) else (passing, middle)

@@ -34,7 +34,6 @@ def _make_choice(name: str, summary: str, min_remaining_fraction: float, **other
         summary=summary,
         modes=("inference",),  # a rounded weight has no gradient, and a tolerance is for outputs
         required_traits=(Trait.LINEAR_LAYERS, Trait.TOLERANT, Trait.GEMM),
-        detectors=((Trait.LINEAR_LAYERS, f"{WHERE}:has_linear_layers"),),
         compile_factor=0.0,
         target_cost="gemm",
         min_remaining_fraction=min_remaining_fraction,
@@ -53,6 +52,7 @@ register(
         "int8_dynamic",
         "linear layers multiply whole numbers of 8 bits, with inputs rounded row by row",
         0.1,
+        detectors=((Trait.LINEAR_LAYERS, f"{WHERE}:has_linear_layers"),),  # for all of them
     ),
     _make_choice(
         "int8_weights",
