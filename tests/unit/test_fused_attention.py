@@ -328,13 +328,13 @@ def test_inductor_runs_the_rewrite_and_follows_weights() -> None:
     assert refused.value.part == ("transforms", "fused_attention")
 
 
-def test_rewrites_of_a_plan_are_one_pass_with_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rewrites_of_a_plan_are_one_pass_with_a_key_of_its_own() -> None:
     both = Plan(backend="inductor", transforms=("fused_attention", "grouped_keys"))
     one, two = (inductor._options(plan)[OPTION] for plan in (PLAN, both))
     assert inductor._options(PLAN)[OPTION] is one
     assert one.uuid() != two.uuid()
-    monkeypatch.setattr(torch._inductor.config, OPTION, lambda _: None)
-    with pytest.raises(UnsupportedError, match="Inductor takes one pre_grad_custom_pass"):
+    own = torch._inductor.config.patch({OPTION: lambda _: None})
+    with own, pytest.raises(UnsupportedError, match="Inductor takes one pre_grad_custom_pass"):
         inductor._options(PLAN)
 
 
