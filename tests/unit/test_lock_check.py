@@ -367,7 +367,8 @@ def test_every_state_is_shown_under_its_heading_and_counted() -> None:
     assert "note:" not in text
     assert "\n    torchwise tune app.py:make --device cpu --fresh && " in text
     counts = (
-        "1 stale, 1 wrong, 1 lost, 2 slower, 1 graph breaks, 1 inconclusive, 1 not checked, 1 good, 1 other hardware"
+        "1 stale, 1 wrong, 1 lost, 2 slower, 1 graph breaks, 1 inconclusive, 1 not checked, 1 faster, 1 good, "
+        "1 other hardware"
     )
     assert text.splitlines()[-1] == f"The lock is not valid on this machine: {counts}."
 
