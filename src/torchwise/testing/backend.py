@@ -25,8 +25,8 @@ class BackendContract:
     That holds for modules and functions, keyword arguments, nested outputs, inputs of any size and several threads.
     Weights that are changed in place take effect, or the plan is stale if the choice freezes weights. The model's own
     exceptions come through. Inputs stay as they are, and so do answers when the next call comes. A call with a side
-    effect has it, or is refused with `UnsupportedError`. If the choice is for
-    training, gradients reach the inputs and the weights.
+    effect has it, or is refused with `UnsupportedError`. If the choice is for training, gradients reach the inputs and
+    the weights.
     """
 
     @pytest.fixture
