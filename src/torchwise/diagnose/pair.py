@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from torchwise import environment
 from torchwise.diagnose.requests import make_spec
 from torchwise.errors import BaselineError, InputError, WorkloadError, format_error, is_positive
@@ -240,8 +242,6 @@ def _live_workload(reference: Any, inputs: Any) -> Workload | None:
 
 
 def _read_examples(inputs: Any) -> tuple[Example, ...]:
-    import torch
-
     if isinstance(inputs, list) and inputs and all(isinstance(one, Example) for one in inputs):
         return tuple(inputs)
     return (Example((inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)),)
@@ -252,8 +252,6 @@ def _send_sides(
     request: PairRequest, reference: Any, candidate: Any, inputs: Any, workload: Workload | None
 ) -> Iterator[PairRequest]:
     """Write live sides and inputs to files while the workers need them."""
-    import torch
-
     with tempfile.TemporaryDirectory(prefix="torchwise-pair-") as folder:
         sources: list[str | None] = []
         for name, side in (("reference", reference), ("candidate", candidate)):
@@ -273,8 +271,6 @@ def _send_sides(
 
 
 def _save(side: Any, name: str, file: str | None) -> None:
-    import torch
-
     from torchwise.trial import pickling
 
     assert file is not None
