@@ -37,8 +37,9 @@ class OfInductor(TransformContract):
 
     @pytest.fixture
     def plan(self, choice: Choice, monkeypatch: pytest.MonkeyPatch) -> Plan:
+        plan = Plan(transforms=(choice.value,), backend="interpreted")  # of a backend that is known it would be refused
         monkeypatch.setitem(CHOICES, a_backend.CHOICE.key, a_backend.CHOICE)
-        return Plan(transforms=(choice.value,), backend="interpreted")
+        return plan
 
 
 class TestPatchMatmul(OfInductor):
