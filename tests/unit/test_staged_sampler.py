@@ -752,6 +752,16 @@ def test_what_is_refused_once_is_not_tried_with_other_companions(tried: Plan) ->
     assert exclusion_reasons(told, **anything)[name] == f"in no plan, as {tried} showed: nothing was compiled: m.py:72"
 
 
+def test_parts_of_another_version_refuse_nothing_here() -> None:
+    for part in (("tiles", "large"), ("backend", {"a": 1}), ("transforms", 3), ("options", [["freezing", []]])):
+        failure = Failure(FailureKind.UNSUPPORTED, "compile", "no", about=(part,))
+        history = make_history(Trial(0, INDUCTOR, TrialState.FAIL, failure=failure))
+        assert history.find_refusal(AUTOTUNED) is None
+        assert any(
+            ": in no plan, as inductor showed: no" in line for line in StagedSampler(a_space()).list_excluded(history)
+        )
+
+
 # ---- hints
 
 

@@ -36,6 +36,8 @@ C++ around the kernels saved half a microsecond each when there was hardly any w
 """
 ORDER = (Stage.FORM, Stage.MODEL, Stage.CALL, Stage.GRAPH, Stage.PASS)
 """The stages of transforms in the order in which each is given the result of those before."""
+UNKNOWN = object()
+"""Stands for the value of a field that plans have in another version, which shares the store."""
 WARM_SHARE = 0.3
 """Ratio of warm to cold compile time, assumed until seen."""
 
@@ -55,7 +57,7 @@ def code_of(plan: Plan) -> frozenset[Any]:
 
 def has_part(plan: Plan, field: str, value: Any) -> bool:
     """Whether a plan has a value in a field, or among its transforms or options. A tuple of these stands for all."""
-    own = getattr(plan, field)
+    own: Any = getattr(plan, field, UNKNOWN)
     return bool(value == own or (field in ("transforms", "options") and value in own))
 
 

@@ -349,7 +349,7 @@ def _name_part(field: str, value: Any) -> str:
 
 def _name_parts(parts: Sequence[tuple[str, Any]]) -> str:
     """Name the parts of a plan for which it was refused, without those that every plain plan has."""
-    told = [(field, value) for field, value in parts if value != getattr(EAGER, field)]
+    told = [(field, value) for field, value in parts if value != getattr(EAGER, field, None)]
     split = [(field, each) for field, value in told for each in (value if _is_several(field, value) else [value])]
     return " + ".join(itertools.starmap(_name_part, split)) or "eager"
 
