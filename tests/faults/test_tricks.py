@@ -14,7 +14,12 @@ from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Outcome
 from torchwise.trial import Job
 from torchwise.trial.pair import PairJob, PairJudgement, judge_job
+from torchwise.verify.input_cases import cases_of_description
+from torchwise.verify.input_description import InputDescription
 from torchwise.verify.kept_answers import check_timed_answers
+from torchwise.verify.pair import judge_pair
+from torchwise.verify.pair_subject import PairSubject
+from torchwise.verify.witness import LocalWitness, poison_memory
 from torchwise.workload import Example
 
 FILE = str(Path(process.__file__).resolve())
@@ -78,3 +83,15 @@ def test_answers_that_go_wrong_while_timed_are_found() -> None:
     found = check_timed_answers(call, torch.linalg.svdvals, fresh, "cpu")
     assert found.outcome is Outcome.FAIL, found
     assert "after it was timed" in found.detail
+
+
+def test_memory_that_counts_for_nothing_until_it_holds_nan_is_found() -> None:
+    def candidate(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + 0 * torch.empty_like(x).clamp(-1, 1)
+
+    cases = cases_of_description(InputDescription.parse(["x: float32[4, 5] in -1..1"]), 1)
+    found = judge_pair(PairSubject(lambda x: x * 2, LocalWitness(candidate), lambda x: x * 2), cases[:1])
+    assert found.checks[-1].outcome is Outcome.FAIL, found.checks
+    with poison_memory():
+        assert torch.empty(3).isnan().all()
+    assert not torch.are_deterministic_algorithms_enabled()
