@@ -137,6 +137,15 @@ def share_keys_by_broadcast(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k[:, :1].mT).softmax(-1) @ v[:, :1]
 
 
+def spread_over_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q[:, :1] @ k[:, :1].mT).softmax(-1) @ v[:1, :2]
+
+
+def name_all_inputs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.matmul(input=q, other=k.mT)
+    return torch.matmul(input=torch.softmax(input=torch.mul(input=scores, other=0.5), dim=-1), other=v)
+
+
 def multiply_by_a_tensor(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.mT * v.sum()).softmax(-1) @ v
 
@@ -146,7 +155,7 @@ def multiply_by_a_tensor(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     [
         keep_weights, keep_scores, normalize_columns, drop_weights, fill_with_a_score, scale_the_mask, write_to_keys,
         write_to_values, fill_scores_that_are_read, repeat_scores_for_masks, add_wider_mask, sum_over_rows,
-        share_keys_by_broadcast, multiply_by_a_tensor,
+        share_keys_by_broadcast, multiply_by_a_tensor, spread_over_values, name_all_inputs,
     ],
 )  # fmt: skip
 def test_what_fused_attention_does_not_compute_stays(call: Callable[..., Any]) -> None:

@@ -110,6 +110,8 @@ def _fits(scores: Scores, values: Operand, product: Node) -> bool:
     batches = [[t.shape[dim] for dim in o.order[:-2]] for t, o in zip(tensors, operands, strict=True)]  # type: ignore[union-attr]
     if not same_sizes(batches[0], batches[1]) or not all(_can_become(one, sizes[:-2]) for one in batches):
         return False
+    if name_of(product) == "matmul" and not _can_become(answer.shape[:-2], sizes[:-2]):
+        return False
     if any(writes(node) and node not in scores.steps for node in _list_between(scores.product, product)):
         return False
     return all(_can_mask(mask, answer.dtype, len(sizes)) for mask in scores.masks)

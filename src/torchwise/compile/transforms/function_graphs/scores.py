@@ -134,8 +134,8 @@ def _read_product(node: Node) -> tuple[Operand, Operand, float, Node | None] | N
         beta, alpha = argument(node, 3, "beta", 1), argument(node, 4, "alpha", 1)
         if beta not in (0, 1) or number_of(alpha) is None:
             return None
-        added, factor, place = node.args[0] if beta else None, float(alpha), 1
-    query, key = node.args[place], argument(node, place + 1, "mat2" if name == "baddbmm" else "other")
+        added, factor, place = next(iter(node.args), None) if beta else None, float(alpha), 1
+    query, key = (*node.args[place : place + 2], None, None)[:2]
     if not isinstance(query, Node) or not isinstance(key, Node) or not (added is None or isinstance(added, Node)):
         return None
     rank = value.dim() if (value := value_of(node)) is not None else 0
@@ -161,7 +161,7 @@ def _read_einsum_scores(node: Node) -> tuple[Operand, Operand, float, None] | No
 
 def _read_step(node: Node) -> tuple[Any, Mask | float] | None:
     """Return the scores below a step, and the mask or the factor that it applies."""
-    name = name_of(node)
+    name = name_of(node) if node.args else ""  # a tensor that is given by its name is not looked for
     if name in ("mul", "div") and len(node.args) == 2 and not node.kwargs:
         scores, number = node.args if number_of(node.args[0]) is None or name == "div" else node.args[::-1]
         factor = number_of(number)
