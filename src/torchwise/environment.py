@@ -22,13 +22,18 @@ from pathlib import Path
 
 from torchwise.errors import InputError
 
+COMPILERS = ("onnxruntime", "onnxruntime-gpu", "openvino", "torch-tensorrt")
+"""Distributions of compilers of other makers that plans may use."""
+
 
 @dataclass(frozen=True, slots=True)
 class Environment:
     """The machine and software that a measurement depends on.
 
     `fingerprint` covers every field except `hostname`, so that equal machines share decisions. It covers
-    `cores_allowed` only if that is a limit, so that machines without a limit keep the fingerprint of earlier versions.
+    `cores_allowed` only if that is a limit, and `compilers` only if there are any, so that machines without them keep
+    the fingerprint of earlier versions. So another version of such a compiler begins a new study, but makes only those
+    decisions stale whose plans need it.
     Load, clocks and free memory are not part of it. They are judged per measurement instead.
     """
 
@@ -48,6 +53,7 @@ class Environment:
     cores_allowed: float | None = (
         None  # `cpus`, or fewer by a container's quota, or None in records of earlier versions
     )
+    compilers: str | None = None  # those of other makers, such as "onnxruntime 1.32.0, openvino 2026.4.1"
 
     def check_read(self) -> None:
         """Refuse a negative number of CPUs, a limit that allows none, and an unknown device."""
@@ -60,11 +66,13 @@ class Environment:
 
     @property
     def fingerprint(self) -> str:
-        """12 hex digits of SHA-256 over every field except `hostname`. `cores_allowed` only counts if it is a limit."""
+        """12 hex digits of SHA-256 over the fields (see the class)."""
         data = asdict(self)
         del data["hostname"]
         if self.cpu_limit is None:
             del data["cores_allowed"]
+        if self.compilers is None:
+            del data["compilers"]
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
@@ -91,8 +99,9 @@ class Environment:
         return f"{self.gpu or self.device}{memory}; {host}"
 
     def list_different_fields(self, other: Environment) -> list[str]:
-        """Return the names of the fields that differ. A limit only counts if both sides are known."""
-        names = (field.name for field in fields(self) if field.name not in ("hostname", "cores_allowed"))
+        """Return the names of the fields that differ for every plan. A limit only counts if both sides are known."""
+        apart = ("hostname", "cores_allowed", "compilers")
+        names = (field.name for field in fields(self) if field.name not in apart)
         found = [name for name in names if getattr(self, name) != getattr(other, name)]
         is_known = None not in (self.cores_allowed, other.cores_allowed)
         return [*found, "cores_allowed"] if is_known and self.cpu_limit != other.cpu_limit else found
@@ -131,7 +140,13 @@ def detect(device: str) -> Environment:
         gpu_capability=gpu["capability"] if gpu else None,
         driver=gpu["driver"] if gpu else None,
         cores_allowed=min(cpu_quota() or math.inf, float(cpus)),
+        compilers=_list_compilers(),
     )
+
+
+def _list_compilers() -> str | None:
+    found = [(name, version) for name in COMPILERS if (version := package_version(name))]
+    return ", ".join(f"{name} {version}" for name, version in found) or None
 
 
 def _label(name: str) -> str:

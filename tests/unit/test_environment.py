@@ -19,7 +19,7 @@ from torchwise.environment import Environment, detect, detect_gpu, query_gpu
 from torchwise.records import codec
 from torchwise.report.facts import machine
 
-FACTORS = [field.name for field in fields(Environment) if field.name != "hostname"]
+FACTORS = [field.name for field in fields(Environment) if field.name not in ("hostname", "compilers")]
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +62,20 @@ def test_every_factor_changes_the_fingerprint(name: str) -> None:
     assert other.fingerprint != here.fingerprint
     assert here.list_different_fields(other) == [name]
     assert len(here.differences(other)) == 1
+
+
+def test_another_compiler_of_another_maker_begins_a_new_study() -> None:
+    here, newer = (replace(HERE, compilers=f"openvino 2026.{minor}") for minor in (1, 2))
+    assert len({HERE.fingerprint, here.fingerprint, newer.fingerprint}) == 3
+    assert here.differences(newer) == []  # a plan of Inductor holds
+
+
+def test_compilers_of_other_makers_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"openvino": "2026.4.1", "onnxruntime": "1.32.0"}
+    monkeypatch.setattr(environment, "package_version", installed.get)
+    assert detect("cpu").compilers == "onnxruntime 1.32.0, openvino 2026.4.1"
+    monkeypatch.setattr(environment, "package_version", {}.get)
+    assert detect("cpu").compilers is None
 
 
 def test_the_hostname_never_does() -> None:

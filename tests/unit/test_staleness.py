@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 import torchwise
 from live_decisions import make_decision
+from torchwise.environment import detect
 from torchwise.plan import Plan
 from torchwise.records import Decision
 from torchwise.records.structure_differences import pack_details
@@ -199,3 +201,14 @@ def test_who_answers_once_the_user_compiled_the_model() -> None:
         again = torchwise.apply(net, decision)  # as the code is the same, the plan may answer it
         again(X)
         assert (again.statistics.optimized, seen) == (1, ["beside", "itself"])
+
+
+@pytest.mark.parametrize(("plan", "is_stale"), [(THREADS, False), (Plan(backend="openvino"), True)], ids=str)
+def test_another_version_of_a_compiler_matters_to_plans_that_need_it(plan: Plan, is_stale: bool) -> None:
+    pytest.importorskip("openvino")
+    model = Net()
+    decision = make_decision(model, plan, X)
+    assert stale_because(model, decision) is None
+    former = replace(decision, environment=replace(decision.environment, compilers="openvino 2025.1"))
+    found = stale_because(model, former)
+    assert found == (f"compilers: openvino 2025.1 there, {detect('cpu').compilers} here" if is_stale else None)

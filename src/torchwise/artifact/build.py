@@ -131,7 +131,7 @@ def _workload(
 def _check_holds(workload: Workload | str, decision: Decision) -> None:
     if isinstance(workload, str):
         check_form(workload)
-        stale = "; ".join(decision.environment.differences(environment.detect(decision.workload.device)))
+        stale = "; ".join(decision.list_changes(environment.detect(decision.workload.device)))
     else:
         from torchwise.runtime import stale_because
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 from torchwise.environment import Environment
 from torchwise.errors import InputError
 from torchwise.plan import Plan
+from torchwise.plan.rules import find_choices
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.answer import Answer
 from torchwise.records.codec import Document
@@ -88,6 +89,17 @@ class Decision(Document):
     def is_inconclusive(self) -> bool:
         """Whether eager stays only because the measurements do not show whether a plan is faster."""
         return self.answer is Answer.INCONCLUSIVE
+
+    def list_changes(self, here: Environment) -> list[str]:
+        """List how another machine or software differs, such as "torch: 2.11.0 there, 2.13.0 here".
+
+        Compilers of other makers count if the plan needs such a package.
+        """
+        found = self.environment.differences(here)
+        there = self.environment.compilers
+        if there != here.compilers and any(choice.packages for choice in find_choices(self.plan)):
+            found.append(f"compilers: {there} there, {here.compilers} here")
+        return found
 
     def check_read(self) -> None:
         """Raise an InputError for an error below 0."""

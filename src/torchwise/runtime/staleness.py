@@ -34,7 +34,7 @@ MAX_FUNCTIONS = 10_000
 
 def stale_because(model: Callable[..., Any], decision: Decision) -> str | None:
     """Return how this model or machine differs from the decision's, or None if the decision holds."""
-    if different := decision.environment.differences(environment.detect(decision.environment.device)):
+    if different := decision.list_changes(environment.detect(decision.environment.device)):
         return "; ".join(different)
     if unusable := find_unusable_part(decision.plan):
         return unusable

@@ -141,7 +141,7 @@ def _find_decided(request: Request, storage: Storage, here: Environment) -> Deci
     """
     for decision in storage.decisions(target=request.workload.target):
         is_same = replace(decision.workload, batch=None) == request.workload and decision.workload.batch is not None
-        if is_same and request.structure in (None, decision.structure) and not decision.environment.differences(here):
+        if is_same and request.structure in (None, decision.structure) and not decision.list_changes(here):
             is_alike = _was_asked_alike(decision, request, storage, here)
             return decision if is_alike and not decision.is_inconclusive else None
     return None

@@ -384,7 +384,7 @@ class _Loop:
         return list(hints.values())
 
     def _stale_because(self, decision: Decision) -> str | None:
-        if different := decision.environment.differences(self.here):
+        if different := decision.list_changes(self.here):
             return different[0]
         if decision.structure != self.inspection.structure:
             return another_model(decision.structure_details, self.inspection.structure_details)

@@ -81,7 +81,7 @@ class _Checks:
         here = environment.detect(locked.device)
         if not is_same_hardware(locked, here):
             return make_row(entry, State.ELSEWHERE, "not for this machine")
-        if different := locked.differences(here):
+        if different := entry.decision.list_changes(here):
             return make_row(entry, State.STALE, "; ".join(different), tune_again(entry))
         return None
 

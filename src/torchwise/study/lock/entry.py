@@ -269,7 +269,7 @@ def _collect_entries(storage: Storage, target: str, store: str | None) -> list[E
     differences: list[str] = []
     for decision in storage.decisions(target=target):
         device = decision.environment.device
-        if different := decision.environment.differences(environment.detect(device)):
+        if different := decision.list_changes(environment.detect(device)):
             differences += different[:1]
         else:
             newest.setdefault((device, decision.workload.mode), decision)

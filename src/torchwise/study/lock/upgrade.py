@@ -76,7 +76,7 @@ class _UpgradeCheck:
         own = environment.detect(locked.device)
         if not is_same_hardware(locked, own):
             return make_row(self.entry, State.ELSEWHERE, "not for this machine")
-        if different := locked.differences(own):
+        if different := self.entry.decision.list_changes(own):
             detail = f"it does not hold here, before any upgrade: {'; '.join(different)}"
             return make_row(self.entry, State.STALE, detail, tune_again(self.entry))
         other = self._describe_other()
