@@ -75,7 +75,7 @@ def _problems(plan: Plan) -> Iterator[str]:
         if choice.find_problems is not None:
             yield from choice.find_problems(plan)
         backend = dict(choice.requires).get("backend", plan.backend)
-        if backend not in ("eager", plan.backend) and ("backend", plan.backend) in CHOICES:
+        if backend not in ("eager", plan.backend) and _is_own_backend(plan.backend):
             yield f"{choice.field} has {choice.value!r}, which is for {backend}, but backend is {plan.backend!r}"
     if plan.of_a_step and (plan.capture in ("call", "branches") or plan.precision == "bf16" or has_fixed_weights(plan)):
         yield f"{plan.to_json()} is of a training step, but one call captured, bf16 and frozen weights do not train"
@@ -85,6 +85,12 @@ def _problems(plan: Plan) -> Iterator[str]:
         yield f"capture is {plan.capture!r}, but a CUDA graph holds for one shape: shapes must be static"
     if plan.capture != "none" and plan.threads is not None:
         yield f"threads is {plan.threads}, but a captured call runs on the GPU, where threads mean nothing"
+
+
+def _is_own_backend(name: str) -> bool:
+    """Whether a backend is Torchwise's own. One of a plug-in may take Dynamo's graphs, as Inductor does."""
+    choice = CHOICES.get(("backend", name))
+    return choice is not None and str(choice.realized_by).startswith("torchwise.")
 
 
 def _is_allowed(field: str, value: str) -> bool:
