@@ -19,7 +19,7 @@ from torchwise.compile.forward_entry import find_repeated_blocks
 from torchwise.compile.guards.module_guard import _COUNTING, ModuleGuard, ModuleState
 from torchwise.compile.shared_copies import ModuleChangeGuard, share
 from torchwise.compile.signature import opaque_leaves
-from torchwise.compile.transforms.eager_strides import with_eager_strides
+from torchwise.compile.transforms import eager_strides
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import EAGER, Plan
 from torchwise.workload import Example
@@ -65,47 +65,104 @@ LAID: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
 """The memory layout of an output in eager, and whether a plan can describe it."""
 
 
-def test_outputs_lie_as_eagers_at_sizes_that_vary_by_one_compilation() -> None:
-    graphs: list[torch.fx.GraphModule] = []
+def lay_out_otherwise(graph: torch.fx.Graph) -> None:
+    """Have a graph lay its outputs out in the reverse of their dimensions, without telling, as Inductor may."""
+    output = graph.output_node()
+    for node in output.all_input_nodes:
+        if isinstance(value := node.meta.get("example_value"), torch.Tensor):
+            reverse = tuple(range(value.dim()))[::-1]
+            with graph.inserting_before(output):
+                turned = graph.call_method("contiguous", (graph.call_method("permute", (node, reverse)),))
+                back = graph.call_method("permute", (turned, reverse))
+            back.meta = node.meta
+            output.replace_input_with(node, back)
 
-    def compile_graph(graph: torch.fx.GraphModule, _inputs: object) -> Callable[..., Any]:
-        graphs.append(graph)
-        return graph.forward
 
-    def grow(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch.cat([x, x[:, :1]], 1), x.permute(2, 0, 1), x[:, ::2], x.mT + 1
+def compile_laid_out(
+    call: Callable[..., Any], *passes: Callable[[torch.fx.Graph], object], dynamic: bool = False
+) -> tuple[Callable[..., Any], list[torch.fx.Graph]]:
+    """Compile by a backend that changes the graphs and runs them as they are, and return the graphs that it gets."""
+    graphs: list[torch.fx.Graph] = []
+
+    def compile_graph(module: torch.fx.GraphModule, _inputs: object) -> Callable[..., Any]:
+        for change in passes:
+            change(module.graph)
+        module.graph.lint()
+        module.recompile()
+        graphs.append(module.graph)
+        return module.forward
 
     torch.compiler.reset()
-    traced = torch.compile(with_eager_strides(grow), backend=compile_graph, dynamic=True, fullgraph=True)
+    return torch.compile(call, backend=compile_graph, dynamic=dynamic, fullgraph=True), graphs
+
+
+def test_outputs_lie_as_eagers_at_sizes_that_vary_by_one_compilation() -> None:
+    def grow(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.cat([x, x[:, :1]], 1), x.permute(2, 0, 1) + 1, x.mT + 1, x
+
+    traced, graphs = compile_laid_out(grow, lay_out_otherwise, eager_strides.rewrite, dynamic=True)
     for length in (5, 9, 3, 33):
         x = torch.randn(2, length, 7)
         for found, eager in zip(traced(x), grow(x), strict=True):
             assert torch.equal(found, eager)
             assert found.stride() == eager.stride()
+        assert traced(x)[-1] is x
     assert len(graphs) == 1
 
 
 @pytest.mark.parametrize("name", LAID)
 def test_what_is_traced_says_how_each_output_lies(name: str) -> None:
     make, said = LAID[name]
-    graphs: list[torch.fx.GraphModule] = []
-
-    def look(graph: torch.fx.GraphModule, _inputs: object) -> Callable[..., Any]:
-        graphs.append(graph)
-        return graph.forward
-
-    torch.compiler.reset()
     x = torch.randn(2, 3, 4)
-    traced = torch.compile(
-        with_eager_strides(lambda x: {"answer": make(x), "more": (1, None)}), backend=look, dynamic=False
-    )
+    passes = (lay_out_otherwise, eager_strides.rewrite) if said else (eager_strides.rewrite,)
+    traced, graphs = compile_laid_out(lambda x: {"answer": make(x), "more": (1, None)}, *passes)
     with torch.no_grad():
         answer = traced(x)
     assert answer["more"] == (1, None)
     assert torch.equal(answer["answer"], make(x))
     assert answer["answer"].stride() == make(x).stride()
     [graph] = graphs
-    assert any(node.target == "contiguous" for node in graph.graph.nodes) is said
+    assert any(node.target == "contiguous" for node in graph.nodes) is said
+
+
+class Cache:
+    """An object that no tree knows, such as the cache of a language model."""
+
+    def __init__(self) -> None:
+        self.layers: list[dict[str, torch.Tensor]] = []
+
+
+class Keeps(torch.nn.Module):
+    """Leaves tensors in an object that it is given, in one that it returns, and in itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: Any = None
+
+    def forward(self, x: torch.Tensor, cache: Cache) -> tuple[torch.Tensor, Cache]:
+        made = Cache()
+        made.layers.append({"keys": x.mT + 1})
+        cache.layers.append({"keys": x.transpose(0, 1) * 3})
+        self.kept = x + 2
+        return x * 2, made
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("laid", [False, True])
+def test_tensors_that_a_call_leaves_in_objects_lie_as_eagers(laid: bool, dynamic: bool) -> None:
+    passes = (lay_out_otherwise, eager_strides.rewrite) if laid else (lay_out_otherwise,)
+    seen = []
+    for make_call in (lambda net: net, lambda net: compile_laid_out(net, *passes, dynamic=dynamic)[0]):
+        net, cache = Keeps(), Cache()
+        call = make_call(net)
+        for length in (5, 6):
+            with torch.no_grad():
+                answer, made = call(torch.ones(2, length, 4), cache)
+        seen.append([answer, made.layers[0]["keys"], net.kept, *(layer["keys"] for layer in cache.layers)])
+    eager, found = seen
+    assert len(eager) == len(found) == 5
+    assert all(map(torch.equal, eager, found))
+    assert [one.stride() == other.stride() for one, other in zip(eager, found, strict=True)] == [laid] * 5
 
 
 @pytest.mark.parametrize("name", ["channels_last", "channels_last_3d"])

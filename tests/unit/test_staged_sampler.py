@@ -160,6 +160,13 @@ def test_where_outputs_lay_otherwise_every_compiled_plan_lays_them_out_as_eager_
     assert [plan for plan in asked if plan.backend == "inductor" and "eager_strides" not in plan.transforms] == []
 
 
+@pytest.mark.parametrize(("scope", "laid"), [("whole", True), ("regional", True), ("rolled", False)])
+def test_each_scope_with_graphs_of_functions_lays_them_out(scope: str, laid: bool) -> None:
+    history = make_history(a_trial(INDUCTOR, verdict=RESTRIDED))
+    refined = history.refine(Plan(backend="inductor", scope=scope))
+    assert refined == Plan(backend="inductor", scope=scope, transforms=("eager_strides",) if laid else ())
+
+
 @pytest.mark.parametrize("trait", ["grows", "sizes_vary"])
 def test_outputs_are_laid_out_as_eagers_at_sizes_that_vary_too(trait: str) -> None:
     space = PlanSpace("cpu", "inference", frozenset({"module", "floating", "several_shapes", trait}), effort="quick")
@@ -716,6 +723,13 @@ AT_A_LINE = ("capture", "backend", "scope", "transforms")
             (("options", ("freezing", True)),),
             [{"precision": "bf16"}, {"options": (("cpp_wrapper", True), ("freezing", True))}, {"mode": "max-autotune"}],
             [{"options": (("cpp_wrapper", True),)}, {"options": ()}],
+        ),
+        # A rewrite of traced functions finds no place, whatever rewrites their operators later.
+        (
+            Plan(backend="inductor", transforms=("fused_attention",)),
+            (("transforms", "fused_attention"),),
+            [{"transforms": ("fused_attention", "complex_to_real")}],
+            [{"transforms": ("fused_attention", "isolate_rnn")}],
         ),
     ],
 )

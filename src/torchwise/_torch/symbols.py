@@ -14,6 +14,9 @@ INTERPRET = PrivateName("torch.utils._sympy.interp", "sympy_interp")
 PYTHON_OPERATORS = PrivateName("torch.utils._sympy.reference", "PythonReferenceAnalysis")
 """The analysis that uses Python's own operators, which a proxy records."""
 
+KNOWN_TRUE = PrivateName("torch.fx.experimental.symbolic_shapes", "statically_known_true")
+"""Whether a condition on sizes holds for all of them, without a new condition on later calls."""
+
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 """The types of a number that a graph for several sizes computes from the sizes of its inputs."""
 _PLAIN: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
@@ -27,6 +30,11 @@ def number_expression(number: Any) -> Any:
 def varies(number: Any) -> bool:
     """Return whether a number of a graph depends on the sizes of its inputs."""
     return isinstance(number, NUMBERS) and bool(number_expression(number).free_symbols)
+
+
+def is_surely(condition: Any) -> bool:
+    """Whether a condition holds for all sizes of the inputs. It puts no condition on later calls."""
+    return condition if isinstance(condition, bool) else bool(KNOWN_TRUE.get()(condition))
 
 
 def number_hint(number: Any) -> int | None:

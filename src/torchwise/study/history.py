@@ -34,7 +34,7 @@ BETWEEN_S = 5e-6
 C++ around the kernels saved half a microsecond each when there was hardly any work (`benchmarks/cpp_wrapper.py`, torch
 2.13, Xeon). The margin is for slower hosts and short calls.
 """
-ORDER = (Stage.FORM, Stage.MODEL, Stage.CALL, Stage.GRAPH, Stage.PASS)
+ORDER = (Stage.FORM, Stage.MODEL, Stage.CALL, Stage.TRACE, Stage.GRAPH, Stage.PASS)
 """The stages of transforms in the order in which each is given the result of those before."""
 UNKNOWN = object()
 """Stands for the value of a field that plans have in another version, which shares the store."""
@@ -139,7 +139,7 @@ class History:
 
         Where compiled outputs were seen to lie otherwise than eager's, it lays them out, too.
         """
-        if Trait.RESTRIDED in self.traits and lays_out_by_itself(plan) and plan.scope == "whole":
+        if Trait.RESTRIDED in self.traits and lays_out_by_itself(plan) and plan.scope != "rolled":
             plan = plan.with_choice("transforms", "eager_strides")
         smaller = dict(trial.instead for trial in self.trials if trial.instead)
         transforms = tuple(smaller.get(name, name) for name in plan.transforms)

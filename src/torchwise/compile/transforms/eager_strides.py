@@ -2,58 +2,72 @@
 
 Inductor's own form of `cat` is a copy of the one tensor that is not empty, in that tensor's strides. Eager's is
 contiguous (torch 2.11 to 2.13). Every KV cache of Transformers begins that way. Dynamo, which traces before such forms
-take the place of operators, knows eager's strides. So the traced code states the layout of each output. An output that
-has the layout already costs nothing.
+take the place of operators, knows eager's strides. So its graph states the layout of each of its outputs. These are
+also the tensors that a call leaves in objects and modules, such as a cache. An output that has the layout already costs
+nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import math
+from typing import TypeVar
 
 import torch
+from torch.fx import Graph, Node, Proxy
 
-
-def with_eager_strides(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `call` for Dynamo to trace, with its outputs laid out as the trace finds them.
-
-    Called without being traced it changes nothing.
-    """
-    from torchwise._torch import pytree as _pytree
-
-    def call_with_layout(*args: Any, **kwargs: Any) -> Any:
-        return _pytree.tree_map(_as_it_lies, call(*args, **kwargs))
-
-    return call_with_layout
-
-
-def _as_it_lies(leaf: Any) -> Any:
-    """Lay a tensor out in the order of dimensions that it has. One with gaps or repetitions is left as it comes."""
-    return lay_out(leaf, order_of(leaf)) if isinstance(leaf, torch.Tensor) else leaf
-
+from torchwise._torch.symbols import is_surely
+from torchwise.compile.transforms.function_graphs.nodes import value_of
 
 Order = tuple[int, ...]
 """The dimensions, from the one with the longest stride on."""
+Laid = TypeVar("Laid", torch.Tensor, Proxy)
+
+
+def rewrite(graph: Graph) -> int:
+    """State the layout of each output that the graph computes, and return the number of these."""
+    output = graph.output_node()
+    orders = {node: _order_of_node(node) for node in output.all_input_nodes}
+    laid = {node: order for node, order in orders.items() if order is not None}
+    for node, order in laid.items():
+        with graph.inserting_before(output):
+            output.replace_input_with(node, lay_out(Proxy(node), order).node)
+    return len(laid)
+
+
+def _order_of_node(node: Node) -> Order | None:
+    value = value_of(node)
+    return None if value is None or node.op in ("placeholder", "get_attr") else order_of(value)
 
 
 def order_of(tensor: torch.Tensor) -> Order | None:
-    """Return the order of a tensor's dimensions, or None if it has gaps or repetitions, or no strides."""
+    """Return the order of a tensor's dimensions, or None if it has gaps or repetitions, or no strides.
+
+    Sizes of a graph may vary. The order holds for all of them, or it is None.
+    """
     if tensor.layout is not torch.strided or tensor.is_nested:
         return None
-    if tensor.is_contiguous():
-        return tuple(range(tensor.dim()))
-    strides: tuple[int, ...] = tensor.stride()
+    plain, strides = tuple(range(tensor.dim())), tensor.stride()
     order: list[int] = []
-    for dim, stride in enumerate(strides):  # Dynamo traces no sort of sizes that vary
-        place = sum([strides[other] >= stride for other in order])
+    for dim in plain:
+        place = sum(is_surely(strides[other] >= strides[dim]) for other in order)
         order.insert(place, dim)
-    return tuple(order) if tensor.permute(order).is_contiguous() else None
+    return next((one for one in (plain, tuple(order)) if _lies_in(tensor, one)), None)
 
 
-def lay_out(tensor: torch.Tensor, order: Order | None) -> torch.Tensor:
-    """Lay a tensor out in an order of dimensions, explicitly for a compiler. None leaves it as it comes."""
+def _lies_in(tensor: torch.Tensor, order: Order) -> bool:
+    """Whether a tensor's dimensions surely lie in this order, without gaps."""
+    sizes, strides = tensor.shape, tensor.stride()
+    return any(is_surely(size == 0) for size in sizes) or all(
+        is_surely(sizes[dim] == 1) or is_surely(strides[dim] == math.prod(sizes[inner] for inner in order[place:]))
+        for place, dim in enumerate(order, 1)
+    )
+
+
+def lay_out(tensor: Laid, order: Order | None) -> Laid:
+    """Lay a tensor, or a proxy of one, out in an order of dimensions, for a compiler. None leaves it as it comes."""
     if order is None:
         return tensor
-    if order == tuple(range(tensor.dim())):
+    plain = range(len(order))
+    if order == tuple(plain):
         return tensor.contiguous()
-    return tensor.permute(order).contiguous().permute([order.index(dim) for dim in range(tensor.dim())])
+    return tensor.permute(order).contiguous().permute([order.index(dim) for dim in plain])

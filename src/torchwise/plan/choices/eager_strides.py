@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 def find_problems(plan: Plan) -> Iterator[str]:
     """Yield the reasons why the rewrite cannot be part of a plan."""
-    if plan.scope != "whole":
-        yield f"transforms has 'eager_strides', but scope is {plan.scope!r}, whose parts lay out what they return"
+    if plan.scope == "rolled":
+        yield "transforms has 'eager_strides', but scope is 'rolled', whose parts lay out what they return"
 
 
 register(
@@ -31,9 +31,8 @@ register(
         implies=(("backend", "inductor"),),
         effort="quick",
         compile_factor=0.98,  # of a plain compile: it hardly adds anything, and as the cheapest it is tried first
-        realized_by="torchwise.compile.transforms.eager_strides:with_eager_strides",
-        stage=Stage.CALL,
+        realized_by="torchwise.compile.transforms.eager_strides:rewrite",
+        stage=Stage.TRACE,
         find_problems=find_problems,
-        not_ahead="its output strides depend on a trace of `torch.compile`",
     )
 )
