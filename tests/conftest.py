@@ -186,16 +186,16 @@ def only_traced(monkeypatch: pytest.MonkeyPatch) -> None:
 def _compile_by(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from torchwise.compile.backends import inductor
+    from torchwise.compile.backends import graphs
 
-    real, plain = inductor.compile_with, torch._dynamo.lookup_backend(name)
+    real, plain = graphs.compile_with, torch._dynamo.lookup_backend(name)
     ours: dict[int, Any] = {}
 
     def compile_with(call: Any, backend: Any, *others: Any, **options: Any) -> Any:
         stand_in = ours.setdefault(id(backend), (functools.partial(plain), backend))[0]
         return real(call, stand_in, *others, **options)
 
-    monkeypatch.setattr(inductor, "compile_with", compile_with)
+    monkeypatch.setattr(graphs, "compile_with", compile_with)
 
 
 @pytest.fixture
