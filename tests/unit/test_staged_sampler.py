@@ -13,13 +13,13 @@ from sketches import CAPTURE, FAILED, HERE, INDUCTOR, a_history, a_trial, an_ins
 from synthetic import TRAITS, Machine, Search, a_space, installed
 
 from torchwise.plan import EAGER, Plan, PlanSpace
-from torchwise.plan.choice import load_choices
+from torchwise.plan.choice import Stage, load_choices
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.rules import iter_changes
 from torchwise.plan.space import compile_factor_of, numerics_of
 from torchwise.records import Check, Failure, FailureKind, Outcome, Trial, TrialState, Verdict
 from torchwise.study.decision import decide
-from torchwise.study.history import BESIDE_S, PER_OPERATOR_S, PLAIN_COMPILE_S, History
+from torchwise.study.history import BESIDE_S, ORDER, PER_OPERATOR_S, PLAIN_COMPILE_S, History
 from torchwise.study.samplers import HOPE, ListedSampler, Proposal, Sampler, StagedSampler, _format_estimate
 
 AUTOTUNED = Plan(backend="inductor", mode="max-autotune-no-cudagraphs")
@@ -664,6 +664,16 @@ def test_what_another_transform_leaves_may_be_changed_after_all() -> None:
     found = {plan.transforms for plan in collect_proposals("cpu", told) if name in plan.transforms}
     assert found, "what complex_to_real makes of the graph is another one"
     assert all(len(transforms) > 1 for transforms in found)
+
+
+def test_every_stage_has_its_place_in_the_order() -> None:
+    assert set(ORDER) == set(Stage)
+    for name in ("fused_attention", "grouped_keys", "eager_strides", "complex_to_real", "isolate_rnn"):
+        told = make_no_effect_trial("transforms", name, INDUCTOR.with_choice("transforms", name))
+        is_last = name == "complex_to_real"  # of these, so any other may change its graph
+        other = "fused_attention" if is_last else "complex_to_real"
+        found = make_history(told).find_refusal(told.plan.with_choice("transforms", other))
+        assert (found is None) is is_last, name
 
 
 def test_a_hint_with_what_changes_nothing_is_not_tried_and_the_report_says_why() -> None:
