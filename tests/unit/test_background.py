@@ -357,6 +357,16 @@ def test_a_plan_that_answers_otherwise_here_is_not_swapped_in(
     assert "its answer differs from the original's" in fast.background.news[0].text
 
 
+@pytest.mark.parametrize(("require", "learns"), [((), True), (("deterministic",), True), (("batch-invariant",), False)])
+def test_no_second_plan_answers_other_sizes_where_samples_must_keep_their_bits(
+    require: tuple[str, ...], learns: bool, child: Callable[..., None]
+) -> None:
+    child(DONE)
+    fast = optimize_model(Model().eval(), require=require)
+    assert fast.background.wait(30)
+    assert fast.background._learns is learns
+
+
 def test_a_program_that_was_frozen_stays_as_it_is(child: Callable[..., None]) -> None:
     model = Model().eval()
     child(then=f"time.sleep(2); print({build_promotion(model)!r}, flush=True); print({DONE!r}, flush=True)")

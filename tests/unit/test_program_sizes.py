@@ -431,3 +431,11 @@ def test_padding_is_verified_for_each_of_the_blocks_that_share_a_plan(
     modules = {id(module.calls.live): module for module in report.modules}
     assert [modules[id(block)].component is not None for block in blocks] == [True, True, False]
     assert "padding may change its answers" in modules[id(blocks[2])].record.notes[0]
+
+
+def test_no_second_plan_answers_where_samples_must_keep_their_bits(searches: Searches) -> None:
+    """The plan for other sizes is compared with itself at these, and not with the first plan."""
+    report = tune(Rows().eval(), [3, 5], require=["batch-invariant"], budget=100.0)
+    ((request, _),) = searches.asked
+    assert request.budget_s == pytest.approx(100, abs=5)
+    assert report.modules[0].record.notes == (f"other sizes than these run as written: {tuning.ONE_PLAN}",)

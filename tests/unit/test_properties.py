@@ -180,6 +180,17 @@ def test_samples_by_themselves_pass(function: Callable[..., Any]) -> None:
         assert check.outcome is Outcome.PASS, check
 
 
+def test_a_batch_that_the_model_refuses_is_left_out() -> None:
+    def refuse_unsorted(x: torch.Tensor) -> torch.Tensor:
+        if bool((x[1:, 0] < x[:-1, 0]).any()):
+            raise ValueError("rows must be sorted")
+        return x * 2
+
+    ordered = Example((torch.arange(12.0).view(4, 3),))
+    check = check_batch_invariant(run_of(refuse_unsorted), [ordered], other_sizes=run_of(refuse_unsorted))
+    assert check.outcome is Outcome.PASS, check.detail
+
+
 def test_other_sizes_count_only_where_they_come() -> None:
     fixed = check_batch_invariant(run_of(sum_in_tiles), EXAMPLES)
     assert fixed.outcome is Outcome.PASS

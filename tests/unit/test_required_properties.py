@@ -32,7 +32,8 @@ from torchwise.study.request import check_requirements
 from torchwise.trial import Job, Limits, try_plan
 from torchwise.trial.experiment import attempt
 from torchwise.trial.job import Attempt, Restart
-from torchwise.trial.required_properties import check_original
+from torchwise.trial.required_properties import check_original, run_step
+from torchwise.verify.step_runner import StepRunner
 from torchwise.workload import Example, Workload
 
 NOT_BITWISE = Check(CheckName.BITWISE, Outcome.FAIL, "output differs in 3 of 8 elements")
@@ -108,6 +109,16 @@ def test_a_training_step_is_judged_by_loss_gradients_and_parameters() -> None:
     spec = WorkloadSpec("a:b", mode="training", require=(Property.DETERMINISTIC, Property.BITWISE))
     assert [check.outcome for check in check_original(spec, workload)] == [Outcome.PASS, Outcome.PASS]
     assert check_original(replace(spec, require=()), workload) == ()
+
+
+def test_a_step_is_judged_at_a_scale_at_which_no_step_is_skipped() -> None:
+    step = a_step(scaler=torch.amp.GradScaler("cpu", init_scale=2.0**120))
+    workload = make_step_workload(step)
+    runner = StepRunner(step)
+    before = dict(runner.list_parameters())["first.weight"].detach().clone()
+    leaves = dict(run_step(runner, workload.examples)(workload.examples[0], 0).leaves)
+    assert leaves["gradient of first.weight"].isfinite().all()
+    assert not torch.equal(leaves["first.weight after the step"], before)
 
 
 # ---- of a plan

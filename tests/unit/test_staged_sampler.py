@@ -676,6 +676,17 @@ def test_every_stage_has_its_place_in_the_order() -> None:
         assert (found is None) is is_last, name
 
 
+@pytest.mark.parametrize("about", ["int8_dynamic", "isolate_rnn"])
+def test_what_an_earlier_transform_left_tells_nothing_of_the_model_itself(about: str) -> None:
+    both = Plan(backend="inductor", transforms=("static_form", about))
+    told = make_no_effect_trial("transforms", about, both)
+    history = make_history(told)
+    assert history.find_refusal(replace(both, mode="max-autotune")) is told
+    assert history.find_refusal(replace(both, transforms=(about,))) is None
+    alone = make_no_effect_trial("transforms", about, replace(both, transforms=(about,)))
+    assert make_history(told, alone).find_refusal(replace(both, transforms=(about,), mode="max-autotune")) is alone
+
+
 def test_a_hint_with_what_changes_nothing_is_not_tried_and_the_report_says_why() -> None:
     rewritten = Plan(backend="inductor", transforms=("complex_to_real",))
     hint = Proposal(replace(rewritten, threads=1), "decided for before")
@@ -773,7 +784,8 @@ def test_what_is_refused_once_is_not_tried_with_other_companions(tried: Plan) ->
     assert not set(asked) & set(again)
     assert any(plan.backend == "inductor" for plan in asked), "what another transform leaves may be compiled"
     name = " + ".join(["inductor", *tried.transforms])
-    assert exclusion_reasons(told, **anything)[name] == f"in no plan, as {tried} showed: nothing was compiled: m.py:72"
+    reason = f"not tried again with other settings, as {tried} showed: nothing was compiled: m.py:72"
+    assert exclusion_reasons(told, **anything)[name] == reason
 
 
 def test_parts_of_another_version_refuse_nothing_here() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -81,10 +82,12 @@ class Interpreter(Worker):
         )
 
 
-def check_upgrade(there: Interpreter, *entries: Entry, here: Interpreter | None = None, **asked: Any) -> Check:
+def check_upgrade(
+    there: Interpreter, *entries: Entry, here: Interpreter | None = None, torch: str | None = None, **asked: Any
+) -> Check:
     own = here or Interpreter(HERE, there.machine, spread=(1.0, 0.99, 1.008, 1.0, 0.995))
     lock = Lock().with_entries(entries or (an_entry(),))
-    return run_upgrade_check(lock, CheckRequest(**asked), own, there, Listener())
+    return run_upgrade_check(lock, CheckRequest(**asked), own, there, Listener(), torch)
 
 
 def only(check: Check) -> Checked:
@@ -174,6 +177,17 @@ def test_plans_that_hold_nowhere_here_are_not_judged() -> None:
     assert (row.state, "of this environment" in row.detail) == (State.UNKNOWN, True)
 
 
+@pytest.mark.parametrize(("asked", "is_there"), [("9.0.0", True), ("9.0", True), ("9.0.0+cpu", False), ("9", True)])
+@pytest.mark.parametrize("build", ["", "+cu130"])
+def test_workers_with_another_pytorch_than_asked_for_prove_nothing(asked: str, is_there: bool, build: str) -> None:
+    there = Interpreter(replace(NEWER, torch=f"9.0.0{build}"), drift())
+    if is_there:
+        assert only(check_upgrade(there, torch=asked, measure=False)).state is State.GOOD
+        there.environment = HERE
+    with pytest.raises(InputError, match=rf"torch {re.escape(asked)} is asked for, but the workers .* have torch"):
+        check_upgrade(there, torch=asked, measure=False)
+
+
 def test_eager_is_timed_as_a_plan_too() -> None:
     assert only(check_upgrade(Interpreter(NEWER, drift(), 1.2), an_entry(plan=EAGER))).state is State.SLOWER
 
@@ -217,6 +231,22 @@ def test_an_environment_is_made_once_and_shares_all_other_packages(
     assert len(said) == 1
     shared = subprocess.run([found[0], "-c", "import pytest; print(pytest.__file__)"], capture_output=True, text=True)
     assert shared.stdout.strip() == pytest.__file__
+
+
+def test_each_environment_has_environments_of_its_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments, "_create", lambda folder, *_: folder.mkdir(parents=True))
+    monkeypatch.setattr(environments.environment, "torch_version", lambda: "2.13.0")
+    found = {make_environment("9.8.7", lambda _: None)}
+    for owner, name, value in (
+        (sys, "prefix", "/of/project/b"),
+        (sys, "path", [*sys.path, "/of/project/b/site-packages"]),
+        (environments.environment, "torch_version", lambda: "2.13.0+cpu"),
+    ):
+        with monkeypatch.context() as changed:
+            changed.setattr(owner, name, value)
+            found.add(make_environment("9.8.7", lambda _: None))
+    assert len(found) == 4
+    assert make_environment("9.8.7", lambda _: None) in found
 
 
 def test_an_environment_that_was_not_finished_is_made_anew(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

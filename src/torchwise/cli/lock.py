@@ -148,7 +148,8 @@ def _check_upgrades(
     from torchwise.trial import ProcessLauncher
     from torchwise.trial.interpreter_launcher import InterpreterLauncher
 
-    others = [make_environment(version, listener.note, python) for version in versions] + pythons
-    launchers = [InterpreterLauncher(other) for other in others]
-    found = [run_upgrade_check(lock, request, ProcessLauncher(), launcher, listener) for launcher in launchers]
+    others = [(make_environment(version, listener.note, python), version) for version in versions]
+    launchers = [(InterpreterLauncher(other), torch) for other, torch in [*others, *((one, None) for one in pythons)]]
+    here = ProcessLauncher()
+    found = [run_upgrade_check(lock, request, here, launcher, listener, torch) for launcher, torch in launchers]
     return replace(found[0], rows=tuple(row for check in found for row in check.rows))

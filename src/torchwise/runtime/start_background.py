@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from torchwise.errors import InputError
+from torchwise.plan.requirements import Property
 from torchwise.plan.workload_spec import OptionKeywords, Sizes, TuneOptions
 from torchwise.runtime.api import make_request, wrap_model
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
@@ -70,7 +71,9 @@ def start_in_background(
     decision = initial_decision(workload, request)
     searching = Fallback(FallbackReason.TUNING_IN_BACKGROUND)
     optimized: Any = wrap_model(workload.call, decision, searching, canary=canary)
-    learns = sizes == "as-given" and request.plans is None
+    # The plan for other sizes is compared with itself there, not with this one: samples could differ by their batch.
+    is_split = Property.BATCH_INVARIANT not in request.workload.require
+    learns = sizes == "as-given" and request.plans is None and is_split
     again = (lambda examples: make_order(None, None, examples, "varying")) if learns else None
     vars(optimized)["background"] = start(optimized, workload, order, canary, when_over, again)
     result: OptimizedModule | OptimizedFunction = optimized

@@ -62,10 +62,21 @@ def has_part(plan: Plan, field: str, value: Any) -> bool:
 
 
 def _acts_before(part: tuple[str, Any], name: str) -> bool:
-    """Whether a part of a plan acts before a transform, which so changes nothing in what the part is given."""
-    stages = [choice.stage for key in (part, ("transforms", name)) if (choice := find_choice(*key))]
-    own, other = [ORDER.index(stage) for stage in stages if stage] if all(stages) and len(stages) == 2 else (0, 0)
-    return own < other
+    """Whether a part of a plan surely acts before a transform, which so changes nothing in what the part is given."""
+    own, other = _find_place(part), _find_place(("transforms", name))
+    return own is not None and other is not None and own < other
+
+
+def _is_given_result(part: tuple[str, Any], name: str) -> bool:
+    """Whether a part of a plan is surely given the result of a transform, which may be why it is refused."""
+    own, other = _find_place(part), _find_place(("transforms", name))
+    return own is not None and other is not None and own >= other and part != ("transforms", name)
+
+
+def _find_place(part: tuple[str, Any]) -> int | None:
+    """Return the place of a part's stage in the order, or None if it has no stage."""
+    choice = find_choice(*part)
+    return ORDER.index(choice.stage) if choice is not None and choice.stage is not None else None
 
 
 def sets_threads_alone(plan: Plan) -> bool:
@@ -122,7 +133,7 @@ class History:
 
         Such a part changes nothing in this model, cannot be had, or changes it by more than the user allows. A part
         works on the model that other transforms leave. So the trial tells nothing of a plan with transforms before it
-        that the trial's plan had not.
+        that the trial's plan had not, or without those whose result the part was given.
         """
         for trial in self.trials:
             if trial.changes_too_much and judged_by_user(trial.plan) <= judged_by_user(plan):
@@ -130,7 +141,8 @@ class History:
             parts = trial.failure.about if trial.failure else ()
             if parts and all(has_part(plan, *part) for part in parts):
                 earlier = {name for name in plan.transforms if not all(_acts_before(part, name) for part in parts)}
-                if earlier <= set(trial.plan.transforms):
+                given = {n for n in trial.plan.transforms if any(_is_given_result(part, n) for part in parts)}
+                if earlier <= set(trial.plan.transforms) and given <= set(plan.transforms):
                     return trial
         return None
 

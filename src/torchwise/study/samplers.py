@@ -359,7 +359,8 @@ def _is_several(field: str, value: Any) -> bool:
 
 
 def _explain_refusal(trial: Trial, failure: Failure) -> str:
-    return f"in no plan, as {trial.plan} showed: {show.truncate(failure.message, MAX_REFUSAL)}"
+    where = "in no plan" if len(failure.about) == 1 else "not tried again with other settings"
+    return f"{where}, as {trial.plan} showed: {show.truncate(failure.message, MAX_REFUSAL)}"
 
 
 def _drop_choice(plan: Plan, choice: Choice) -> Plan:

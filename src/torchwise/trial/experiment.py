@@ -28,7 +28,7 @@ from torchwise.trial.candidate import Candidate
 from torchwise.trial.error_origin import run_checks
 from torchwise.trial.harness import Calls, Harness
 from torchwise.trial.job import Attempt, Job, Restart
-from torchwise.trial.required_properties import check_required, digest_if_required, run_call, run_step
+from torchwise.trial.required_properties import check_required, digest_if_required, observe_original, run_call, run_step
 from torchwise.trial.settling import check_that_sizes_settle, check_that_state_settles, compile_for_other_values
 from torchwise.trial.smaller_rewrites import find_smaller_rewrite
 from torchwise.verify import StepSubject, Subject, verify, verify_step
@@ -180,7 +180,7 @@ class Experiment:
     @property
     def _run(self) -> Run:
         if self.step_runner is not None:
-            return run_step(self.step_runner)
+            return run_step(self.step_runner, self.harness.workload.examples)
         return run_call(self.harness.workload, self.call, self.harness.mode)
 
     def overwrites_answers(self) -> bool:
@@ -369,7 +369,7 @@ class PlanExperiment(Experiment):
         verdict, spec, workload = super().verify(stage), self._job.workload, self.harness.workload
         if verdict.outcome is not Outcome.PASS or not spec.require:
             return verdict
-        eager = run_step(StepRunner(workload.step)) if workload.step else run_call(workload, workload.call, spec.mode)
+        eager = observe_original(spec, workload)
         takes_other_sizes = self._job.plan.shapes == "dynamic" or spec.sizes == "varying"
         found = check_required(spec, workload, self._run, eager, takes_other_sizes=takes_other_sizes)
         return Verdict((*verdict.checks, *found))

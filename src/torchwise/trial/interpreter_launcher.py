@@ -1,7 +1,8 @@
 """Run jobs with another Python interpreter, whose environment has another PyTorch.
 
-The worker is the same, of the same Torchwise: the package's folder comes first on its path. It is started anew for each
-job, as no server of another interpreter can be forked from here.
+The worker is the same, of the same Torchwise, which comes first on its path. It comes alone: the folder that holds it
+may have this environment's PyTorch as well. A worker is started anew for each job, as no server of another interpreter
+can be forked from here.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from torchwise.trial.job import DerivedJob, Job
 from torchwise.trial.launcher import SERVER_VARIABLES, Limits, OnStage, hold_conversation
 from torchwise.trial.worker import Assignment, Stage
 
-PACKAGES = str(Path(__file__).parents[2])
-"""The folder of this Torchwise."""
+PACKAGE = Path(__file__).parents[1]
+"""This Torchwise."""
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from torchwise.trial.interpreter_launcher import serve; serve()"
 
 
@@ -60,9 +61,11 @@ class InterpreterLauncher:
         begun = time.monotonic()
         receiver, sender = Pipe()
         with tempfile.TemporaryDirectory(prefix="torchwise-log-") as folder:
-            log = Path(folder, "output")
+            log, packages = Path(folder, "output"), Path(folder, "packages")
+            packages.mkdir()
+            (packages / PACKAGE.name).symlink_to(PACKAGE)
             with sender, open(log, "ab") as output:
-                process = _Process(self.python, sender.fileno(), str(log), output.fileno())
+                process = _Process(self.python, str(packages), sender.fileno(), str(log), output.fileno())
             with contextlib.suppress(OSError):  # it has ended already, which the conversation notices
                 receiver.send(job)
             return hold_conversation(process, receiver, limits, on_stage, log, job, begun)
@@ -84,9 +87,9 @@ def describe_environment(order: EnvironmentJob, _stage: Stage) -> Environment:
 class _Process:
     """A worker's process, with the methods of multiprocessing's."""
 
-    def __init__(self, python: str, descriptor: int, log: str, output: int) -> None:
+    def __init__(self, python: str, packages: str, descriptor: int, log: str, output: int) -> None:
         environment = {**os.environ, **SERVER_VARIABLES}
-        words = [python, "-c", _START, PACKAGES, str(descriptor), log]
+        words = [python, "-c", _START, packages, str(descriptor), log]
         self._popen = subprocess.Popen(
             words, pass_fds=[descriptor], env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
         )

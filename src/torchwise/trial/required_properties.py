@@ -5,7 +5,7 @@ The checks are in `torchwise.verify.properties`. Here is what they call: a model
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,8 +37,12 @@ def run_call(workload: Workload, call: Callable[..., Any], mode: str) -> Run:
     return run
 
 
-def run_step(runner: StepRunner) -> Run:
-    """Return a function that observes one step: its loss, its gradients, and the parameters after it."""
+def run_step(runner: StepRunner, examples: Sequence[Example]) -> Run:
+    """Return a function that observes one step: its loss, its gradients, and the parameters after it.
+
+    A scaler first finds its scale on the examples, as a step that it skips shows nothing.
+    """
+    runner.settle(examples)
 
     def run(example: Example, seed: int) -> Observation:
         found = runner.gradients(example, seed)
@@ -74,11 +78,18 @@ def check_required(
     return [checks[each]() for each in spec.require]
 
 
+def observe_original(spec: WorkloadSpec, workload: Workload) -> Run:
+    """Return a function that observes the original model, or its step."""
+    if workload.step is not None:
+        return run_step(StepRunner(workload.step), workload.examples)
+    return run_call(workload, workload.call, spec.mode)
+
+
 def check_original(spec: WorkloadSpec, workload: Workload) -> tuple[Check, ...]:
     """Check the required properties of the original model."""
     if not spec.require:
         return ()
-    run = run_step(StepRunner(workload.step)) if workload.step else run_call(workload, workload.call, spec.mode)
+    run = observe_original(spec, workload)
     return tuple(check_required(spec, workload, run, run, takes_other_sizes=True))
 
 

@@ -193,7 +193,8 @@ def _iter_batches(
     places = list(range(size))
     if size > 1:
         rolled = places[1:] + places[:1]
-        yield "at another place of the batch", rolled, _cut(run(_select(example, rolled, dim), 0), size, dim)
+        if (answer := _try(run, _select(example, rolled, dim))) is not None:
+            yield "at another place of the batch", rolled, answer
         kept = places[::2]
         for other in _iter_neighbours(example, kept, dim):
             if (answer := _try(run, other)) is not None:

@@ -14,6 +14,7 @@ import torch
 from torchwise.errors import InputError, TorchwiseError
 from torchwise.keywords import checked_keywords
 from torchwise.plan import Numerics
+from torchwise.plan.requirements import Property, read_properties
 from torchwise.plan.workload_spec import DEFAULT_CALLS, LIVE, ProgramKeywords, TuneOptions
 from torchwise.records import Decision
 from torchwise.records.recording import Recording
@@ -43,6 +44,7 @@ FIRST_SHARE = 0.7
 OF_ALL_SIZES = {"sizes": "varying"}
 """The options of a search for one plan that answers every size: it is verified at sizes that nobody gave."""
 NO_OTHERS = "no call had one"
+ONE_PLAN = "by another plan, a sample could have other bits in a batch of another size"
 
 
 @checked_keywords(ProgramKeywords)
@@ -262,6 +264,8 @@ class _Searches:
         may_be_dynamic = self._options.get("plans") is None and self._allowed is not Numerics.EXACT
         if mix.is_dynamic and may_be_dynamic:
             return self._run(name, **OF_ALL_SIZES), None, ""
+        if Property.BATCH_INVARIANT in read_properties(self._options.get("require", ())):
+            return self._run(name), None, ONE_PLAN
         budget = self._options.get("budget")
         shared = {"budget": FIRST_SHARE * budget} if budget and may_be_dynamic and mix.is_static else {}
         study = self._run(name, **shared)

@@ -6,6 +6,7 @@ this environment. So nothing but PyTorch changes, and little has to be installed
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import subprocess
@@ -27,7 +28,8 @@ _SEES = "import site; site.addsitedir({!r})\n"
 def make_environment(torch: str, say: Callable[[str], None], python: str | None = None) -> str:
     """Return the interpreter of an environment with a version of PyTorch, which is made if it does not exist.
 
-    It is kept in the user's cache, by the versions of PyTorch and Python.
+    It is kept in the user's cache, by the versions of PyTorch and Python, and by the environment whose packages it
+    sees: another project's packages are others.
 
     Args:
         torch: the version, such as "2.15.0".
@@ -48,7 +50,7 @@ def make_environment(torch: str, say: Callable[[str], None], python: str | None 
             f"python is {python!r} of version {version}, but must be of {own} to share this environment's packages: "
             "make an environment for it, and give its interpreter with --against-python"
         )
-    folder = locate_environments() / f"torch-{torch}-python-{version}"
+    folder = locate_environments() / f"torch-{torch}-python-{version}-{_digest_environment(torch)}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not (folder / _STAMP).exists():
@@ -66,12 +68,27 @@ def locate_environments() -> Path:
     return Path(user_cache_dir("torchwise"), "environments")
 
 
+def _digest_environment(torch: str) -> str:
+    """Return a digest of all that an environment with another PyTorch takes from this one."""
+    taken = (sys.prefix, _list_folders(), _is_cpu_build(torch))
+    return hashlib.sha256(repr(taken).encode()).hexdigest()[:8]
+
+
+def _list_folders() -> list[str]:
+    """List the folders of this environment's packages."""
+    return [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+
+
+def _is_cpu_build(torch: str) -> bool:
+    """Whether a version is wanted in its build for the CPU alone, as this environment has."""
+    return environment.torch_version().endswith("+cpu") and "+" not in torch
+
+
 def _create(folder: Path, python: str, torch: str) -> None:
     uv, interpreter = shutil.which("uv"), str(folder / "bin" / "python")
     _run([uv, "venv", "--python", python, str(folder)] if uv else [python, "-m", "venv", str(folder)], str(folder))
     install = [uv, "pip", "install", "--python", interpreter] if uv else [interpreter, "-m", "pip", "install", "-q"]
-    is_cpu_build = environment.torch_version().endswith("+cpu") and "+" not in torch
-    for version in ([f"{torch}+cpu"] if is_cpu_build else []) + [torch]:
+    for version in ([f"{torch}+cpu"] if _is_cpu_build(torch) else []) + [torch]:
         try:
             _run([*install, f"torch=={version}"], f"torch {version}")
             break
@@ -84,7 +101,7 @@ def _create(folder: Path, python: str, torch: str) -> None:
 def share_packages(interpreter: str) -> None:
     """Let an interpreter of this version see the packages of this environment behind its own."""
     own = _ask(interpreter, "import sysconfig; print(sysconfig.get_path('purelib'))")
-    folders = [path for path in sys.path if path.endswith(("site-packages", "dist-packages")) and path != own]
+    folders = [path for path in _list_folders() if path != own]
     Path(own, "torchwise-shared.pth").write_text("".join(map(_SEES.format, folders)))
 
 

@@ -7,6 +7,7 @@ passes for no regression. The interval over the pairs includes the differences b
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -45,19 +46,23 @@ class Side:
     caches: str = ""
 
 
-def run_upgrade_check(lock: Lock, request: CheckRequest, here: Launcher, there: Launcher, listener: Listener) -> Check:
+def run_upgrade_check(
+    lock: Lock, request: CheckRequest, here: Launcher, there: Launcher, listener: Listener, torch: str | None = None
+) -> Check:
     """Check every section that is for this machine on the PyTorch of another environment.
 
     Args:
         here: runs workers in this environment.
         there: runs workers in the other one.
+        torch: the version of PyTorch that must be there, or None for any.
 
     Raises:
-        InputError: a named target is not in the lock, or the other environment cannot run Torchwise.
+        InputError: a named target is not in the lock, or the other environment cannot run Torchwise or has another
+            PyTorch than `torch`.
     """
     named = tuple(dict.fromkeys(request.targets))
     entries = [entry for target in named or lock.targets for entry in lock.select_entries(target)]
-    rows = [_UpgradeCheck(entry, request, here, there, listener).run() for entry in entries]
+    rows = [_UpgradeCheck(entry, request, here, there, listener, torch).run() for entry in entries]
     known = {row.target for row in rows if row.state is not State.ELSEWHERE}
     rows += [make_missing_row(target) for target in named if target not in known]
     return Check(tuple(rows), request.threshold, CONFIDENCE)
@@ -70,6 +75,7 @@ class _UpgradeCheck:
     here: Launcher
     there: Launcher
     listener: Listener
+    torch: str | None
 
     def run(self) -> Checked:
         locked = self.entry.decision.environment
@@ -93,6 +99,11 @@ class _UpgradeCheck:
             raise InputError(
                 f"the other environment cannot run Torchwise: {found}{f' ({last})' if last else ''}. Install the "
                 "requirements of Torchwise there"
+            )
+        if self.torch and not _is_version(found.torch, self.torch):
+            raise InputError(
+                f"torch {self.torch} is asked for, but the workers of its environment have torch {found.torch}: make "
+                "an environment with it yourself, and give its interpreter with --against-python"
             )
         return found
 
@@ -163,6 +174,11 @@ class _UpgradeCheck:
     def _measure(self, side: Side) -> Measurement | Failure:
         limits = Limits.from_free_memory(self.request.limit_s)
         return measure_again(side.launcher, self._make_job(), limits, self.listener.stage, [side.caches])
+
+
+def _is_version(found: str, asked: str) -> bool:
+    """Whether PyTorch is of a version, which may leave out zeros at its end, and the name of the build."""
+    return re.fullmatch(re.escape(asked) + r"(\.0)*(\+.*)?", found) is not None
 
 
 def judge_pairs(entry: Entry, pairs: Sequence[Pair], threshold: float, here: str, there: str) -> Checked:
