@@ -92,12 +92,15 @@ def leave_side_effects_out(call: Any) -> Any:
 
 
 FAULTS: dict[Callable[[Any], Any], set[str]] = {
-    copy.deepcopy: {"weights_changed_in_place_take_effect", "gradients_flow"},
+    copy.deepcopy: {
+        *("weights_changed_in_place_take_effect", "weights_of_functions_and_methods_take_effect"),
+        "gradients_flow",
+    },
     ignore_scale: {"a_module_answers_as_in_eager", "a_function_answers_as_in_eager"},
     answer_like_the_first: {
         *("a_module_answers_as_in_eager", "a_function_answers_as_in_eager", "weights_changed_in_place_take_effect"),
         *("inputs_of_another_size_are_answered", "the_model_s_own_exception_comes_through"),
-        "threads_get_their_own_answers",
+        *("weights_of_functions_and_methods_take_effect", "threads_get_their_own_answers"),
     },
     answer_always: {"the_model_s_own_exception_comes_through"},
     write_to_inputs: {"inputs_stay_as_they_are", "threads_get_their_own_answers"},

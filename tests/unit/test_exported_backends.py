@@ -22,6 +22,7 @@ from torchwise.errors import PlanError, UnsupportedError
 from torchwise.plan import CHOICES, Plan, PlanSpace, Trait
 from torchwise.plan.choice import load_choices
 from torchwise.runtime.background.search import adapt_to_aot
+from torchwise.runtime.call_guard import may_need_gradients
 from torchwise.workload import Example, pytree
 
 OPENVINO = Plan(backend="openvino")
@@ -148,10 +149,15 @@ def test_what_it_lacks_runs_in_eager_between_the_parts_that_it_takes() -> None:
 def test_one_compilation_serves_all_sizes() -> None:
     net = torch.nn.Sequential(torch.nn.Conv1d(3, 4, 3), torch.nn.BatchNorm1d(4), torch.nn.AdaptiveAvgPool1d(1)).eval()
 
-    def call(x: torch.Tensor) -> torch.Tensor:
-        return net(x) * x.shape[-1]
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
 
-    compiler = Interpreter()
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x) * x.shape[-1]
+
+    call, compiler = Scaled().eval(), Interpreter()
     compiled = compile_by(call, compiler, replace(OPENVINO, shapes="dynamic"))
     for batch, length in ((2, 8), (3, 9), (5, 17)):
         check_same(compiled, call, torch.randn(batch, 3, length))
@@ -176,6 +182,36 @@ def test_a_session_is_freed_with_the_plan() -> None:
     del compiled
     gc.collect()
     assert sessions[0]() is None
+
+
+# Functions, methods and plug-ins.
+
+
+def test_frozen_weights_of_a_function_or_a_method_are_refused() -> None:
+    model, x = torch.nn.Linear(4, 4).eval(), torch.randn(2, 4)
+    with pytest.raises(UnsupportedError, match="If this is a function, pass the module that has the weights"):
+        compile_by(lambda x: model(x), Interpreter())(x)
+    with pytest.raises(UnsupportedError, match=r"this is a method of one \(forward\): pass a module whose forward"):
+        compile_whole(model.forward, OPENVINO, x)
+
+
+def test_a_function_keeps_its_gradients() -> None:
+    model, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    trains = Plan(backend="inductor")
+    assert may_need_gradients(None, OPENVINO, (x,), {})
+    assert may_need_gradients(None, replace(OPENVINO, backend="aot-inductor"), (x,), {})
+    assert not may_need_gradients(None, trains, (x,), {})
+    assert not may_need_gradients(model.requires_grad_(False), OPENVINO, (x,), {})
+
+
+def test_a_plug_in_for_all_sizes_need_not_know_which_vary(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = replace(load_choices()["backend", "openvino"], realized_by=lambda call, _plan: call)
+    monkeypatch.setitem(CHOICES, plain.key, plain)
+    example, plan = Example((torch.ones(2, 4),)), replace(OPENVINO, shapes="dynamic")
+    model = torch.nn.Identity().eval()
+    lines = [f"[0][0] float32[{n}, 4] (4, 1)" for n in (2, 3)]
+    call = compile_plan(model, plan, example, device="cpu", mode="inference", inputs=lines).call
+    assert torch.equal(call(torch.ones(3, 4)), torch.ones(3, 4))
 
 
 # Plans.

@@ -8,6 +8,7 @@ its graphs there. Capture replays it, and settings hold around each call. A dime
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -155,6 +156,11 @@ def _prepare_call(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., A
     """
     form, layers = transform_model(call, plan.transforms)
     frozen = has_fixed_weights(plan)
+    if frozen and isinstance(getattr(call, "__self__", None), torch.nn.Module):
+        raise UnsupportedError(
+            "the plan folds weights into its code, and checks those of a module for changes, but this is a method of "
+            f"one ({call.__name__}): pass a module whose forward calls it"
+        )
     if frozen and isinstance(call, torch.nn.Module) and any(map(_counts_statistics, call.modules())):
         raise UnsupportedError(
             "the plan folds weights into its code, but batch-norm writes to its statistics on every call in training "
@@ -218,8 +224,8 @@ def _compiler(
         compile_blocks(inside, lambda block: count_recompiles(backend(block, plan), recompiles.make_part_counter()))
         return lambda wrap_call: wrap_call(inside)
     entry, transforms = entry_of(inside), load_transforms(plan.transforms, Stage.CALL)
-    if varying and plan.shapes == "dynamic":  # which only Inductor compiles for
-        backend = functools.partial(backend, varying=varying)
+    if varying and plan.shapes == "dynamic" and "varying" in inspect.signature(backend).parameters:
+        backend = functools.partial(backend, varying=varying)  # others compile for all sizes in all dimensions
     layered = functools.partial(functools.reduce, lambda call, transform: transform(call), transforms)
     return lambda wrap_call: count_recompiles(backend(layered(wrap_call(entry)), plan), recompiles)
 

@@ -14,6 +14,7 @@ from torchwise.compile.guards.code_guard import CodeGuard, code_of, is_same_meth
 from torchwise.compile.guards.dict_contents import MISSING, count_dict_writes, list_uncounted, version
 from torchwise.compile.guards.reachable_code import is_same_code
 from torchwise.plan import Plan
+from torchwise.plan.choice import find_choice
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.workload import pytree
 from torchwise.workload.input_spec import InputSpec, parse_inputs, strip_sizes
@@ -227,10 +228,16 @@ def may_need_gradients(
 ) -> bool:
     """Whether an answer could need a gradient.
 
-    A function's closure cannot be searched. Compiled code would carry its gradients, and a captured graph would not.
+    A function's closure cannot be searched. Code of a compiler for training would carry its gradients. A captured
+    graph, or code of another compiler, would not.
     """
     if module is not None and any(p.requires_grad for p in module.parameters()):
         return True
-    if module is None and plan.capture != "none":
+    if module is None and (plan.capture != "none" or not _trains(plan.backend)):
         return True
     return any(t.requires_grad for t in pytree.tensors((args, kwargs)))
+
+
+def _trains(backend: str) -> bool:
+    choice = find_choice("backend", backend)
+    return choice is None or "training" in choice.modes

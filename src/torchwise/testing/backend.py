@@ -77,6 +77,23 @@ class BackendContract:
             change_weights(model)
             torch.testing.assert_close(call(x), model(x))
 
+    def test_weights_of_functions_and_methods_take_effect(
+        self, choice: Choice, compile_call: Compile, device: str
+    ) -> None:
+        x = make_rows(4, device)
+        for is_method in (False, True):
+            model = make_net(device)
+            plain: Callable[..., Any] = model.forward if is_method else _enclose(model)
+            with torch.no_grad():
+                try:
+                    call = compile_as_served(choice, plain, x) if choice.freezes_weights else compile_call(plain)
+                    call(x)
+                except UnsupportedError:
+                    assert choice.freezes_weights, "only frozen weights are a reason to refuse it"
+                    continue
+                change_weights(model)
+                torch.testing.assert_close(call(x), plain(x))
+
     def test_inputs_of_another_size_are_answered(self, compile_call: Compile, device: str) -> None:
         model = make_net(device)
         with torch.no_grad():
@@ -133,11 +150,21 @@ class BackendContract:
         assert_same_gradients(compile_call(model), model, make_rows(4, device))
 
 
+def _enclose(model: torch.nn.Module) -> Callable[..., Any]:
+    """Return a function that calls a module in its closure."""
+    return lambda x: model(x)
+
+
 def make_compiler(choice: Choice) -> Compile:
     """Return a function that compiles by a backend and a plan of nothing else."""
     assert choice.realized_by is not None
     backend, plan = load_code(choice.realized_by), Plan(backend=choice.value)
     return lambda call: backend(call, plan)
+
+
+def compile_as_served(choice: Choice, call: Callable[..., Any], x: torch.Tensor) -> Callable[..., Any]:
+    """Compile by a plan of nothing but the backend, with its checks for changes."""
+    return compile_plan(call, Plan(backend=choice.value), Example((x,)), device=x.device.type, mode="inference").call
 
 
 def assert_stale_with_other_weights(model: torch.nn.Module, plan: Plan, x: torch.Tensor) -> None:

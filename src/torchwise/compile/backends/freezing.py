@@ -25,7 +25,7 @@ class Freezing:
 
     Args:
         backend: compiles the graphs.
-        call: the compiled callable. Only the weights of a model are checked.
+        call: the compiled callable. Only the weights of a model are checked, so a function may have none in its code.
     """
 
     def __init__(self, backend: Callable[..., Any], call: Callable[..., Any]) -> None:
@@ -39,10 +39,9 @@ class Freezing:
     def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a graph. While freezing, Dynamo registers the weights in it as they are."""
         owner = self._owner() if self._owner is not None else None
-        if owner is not None:
-            guarded = set(map(id, ModuleState(owner).tensors))
-            frozen = (*graph.named_parameters(), *graph.named_buffers())
-            self._unguarded += [name for name, tensor in frozen if id(tensor) not in guarded]
+        guarded = set(map(id, ModuleState(owner).tensors)) if owner is not None else set()
+        frozen = (*graph.named_parameters(), *graph.named_buffers())
+        self._unguarded += [name for name, tensor in frozen if id(tensor) not in guarded]
         self._compiled.append(self._backend(graph, inputs))
         compiled, number = self._compiled, len(self._compiled) - 1
         return lambda *args: compiled[number](*args)
@@ -58,7 +57,8 @@ class Freezing:
         if self._unguarded:
             raise UnsupportedError(
                 f"freezing would fold in {self._unguarded[0]}, which is no parameter, buffer or attribute of the "
-                "model, such as a tensor in a list or of a global module: a change of it would go unnoticed"
+                "model, such as a tensor in a list or of a global module: a change of it would go unnoticed. If this "
+                "is a function, pass the module that has the weights"
             )
 
 
