@@ -145,7 +145,7 @@ def test_a_built_in_contender_answers_as_eager_does_or_says_what_it_lacks(conten
     setting = Setting("cpu", "inference")
     workload = load("zoo:tutorial.fusion_demo@small")
     if why := contender.missing(setting):
-        assert "pip install" in why or "needs" in why
+        assert any(words in why for words in ("pip install", "needs", "it is for"))
         return
     (x,) = workload.examples[0].args
     with torch.no_grad():
