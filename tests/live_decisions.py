@@ -10,6 +10,7 @@ from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Decision
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example, structure
+from torchwise.workload.weights import digest_weights
 
 
 def make_decision(model: object, plan: Plan, *args: torch.Tensor, **options: object) -> Decision:
@@ -27,5 +28,5 @@ def make_decision(model: object, plan: Plan, *args: torch.Tensor, **options: obj
         structure(model),
         (describe_example(Example(args)),),
         environment.detect("cpu"),
-        **options,  # type: ignore[arg-type]
+        **{"weights": digest_weights(model), **options},  # type: ignore[arg-type]
     )

@@ -32,6 +32,8 @@ from torchwise.runtime.components.config import VARIABLE, is_disabled
         ({"budget_s": 0}, "budget_s is 0, but must be above 0"),
         ({"budget_s": True}, "budget_s is True"),
         ({"compile_timeout_s": 0}, "compile_timeout is 0, but must be a number of seconds above 0, or None"),
+        ({"tolerance": 0}, "tolerance is 0, but must be above 0 and finite"),
+        ({"tolerance": "2 %"}, "tolerance is '2 %', but must be above 0 and finite"),
         ({"compile_timeout_s": "1m"}, "compile_timeout is '1m'"),
         ({"iterations": 4}, "iterations is 4, but must be a whole number from 5 to 400"),
         ({"iterations": 9.0}, "iterations is 9.0"),

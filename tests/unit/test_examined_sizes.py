@@ -125,6 +125,14 @@ def test_a_decision_is_examined_at_the_sizes_that_it_was_made_for(decision: Deci
     AnalyzeRequest(make_spec(TARGET, None, "cpu", decision), plan_of(decision))
 
 
+def test_a_decision_is_examined_by_its_own_tolerance_and_metric(decision: Decision) -> None:
+    judged = replace(decision, workload=replace(decision.workload, tolerance=0.02, metric="a.b:c"))
+    found = make_spec(TARGET, None, "cpu", judged)
+    assert (found.tolerance, found.metric) == (0.02, "a.b:c")
+    assert make_spec(TARGET, None, "cpu", judged, tolerance=0.1).tolerance == 0.1
+    assert make_spec(TARGET, None, "cpu", judged.plan).tolerance is None
+
+
 def test_the_name_of_a_decided_plan_brings_its_sizes_along(decision: Decision, tmp_path: Path) -> None:
     store = str(tmp_path / "store.db")
     with open_storage(store) as storage:

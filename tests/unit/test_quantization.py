@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
@@ -10,13 +11,17 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.utils import parametrizations
 
+from builders import a_trial
 from live_decisions import make_decision
 from torchwise import apply
+from torchwise._torch.private_name import PrivateName
 from torchwise.compile import compile_plan
 from torchwise.compile.aot import Loader, Maker
 from torchwise.compile.transforms import quantization
+from torchwise.compile.transforms.quantization import formats
 from torchwise.compile.transforms.quantization.formats import Float8Dynamic
 from torchwise.errors import InputError, PlanError, StalePlanError, UnsupportedError
 from torchwise.plan import Numerics, Plan, PlanSpace, Trait
@@ -24,15 +29,25 @@ from torchwise.plan.choice import find_choice, load_choices, skip_parts
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.rules import freezes_weights, has_fixed_weights
 from torchwise.plan.workload_spec import DEFAULT_TOLERANCE, TuneOptions, WorkloadSpec
-from torchwise.records import CheckName, Outcome
+from torchwise.records import CheckName, Decision, Outcome
+from torchwise.records.structure_differences import OTHER_WEIGHTS
 from torchwise.runtime.fallback_reason import FallbackReason as Fallback
+from torchwise.runtime.staleness import stale_because
+from torchwise.study.decision import decide
+from torchwise.study.history import History
+from torchwise.study.lock.entry import entry_in, entry_of, section_of
 from torchwise.study.request import Request
+from torchwise.testing.records import make_study
 from torchwise.trial import Job
 from torchwise.trial.experiment import PlanCandidate, PlanExperiment
+from torchwise.trial.inspection import inspect
 from torchwise.trial.smaller_rewrites import find_smaller_rewrite
 from torchwise.verify import sensitivity
 from torchwise.verify.sensitivity import choose_skipped
-from torchwise.workload import Example
+from torchwise.workload import Example, Workload
+from torchwise.workload.identity import identity
+from torchwise.workload.target import find_factory
+from torchwise.workload.weights import UNREADABLE, digest_if_judged, digest_weights
 
 FORMATS = ("int8_dynamic", "int8_weights", "int4_weights")
 ERRORS = {"int8_dynamic": 0.02, "int8_weights": 0.01, "int4_weights": 0.15}
@@ -204,6 +219,68 @@ def test_functions_and_models_without_layers_are_refused() -> None:
     assert not quantization.multiplies_float8(make_model())
 
 
+def test_numbers_beyond_those_of_float16_come_from_no_product_on_the_way() -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(512, 8, bias=False).half(), (40 * torch.randn(4, 512)).half()
+    with torch.no_grad():
+        layer.weight.mul_(10)
+        copy = quantization.use_int8_weights(nn.Sequential(layer))[0][0]
+        expected = functional.linear(x.float(), layer.weight.float())
+        assert float(expected.abs().max()) > 100
+        found = functional.linear(x.float(), copy.dequantize(torch.float16).float())
+        assert error_of(found, expected) < 0.02
+        assert bool(copy.dequantize(torch.float16).isfinite().all())
+        assert error_of(functional.linear(x.double(), copy.dequantize(torch.float64)), expected) < 0.02
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_torch_without_a_product_refuses_that_format_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = {"int8_dynamic": formats.Int8Dynamic, "int8_weights": formats.Int8Weights}.get(name, formats.Int4Weights)
+    gone = PrivateName("torch", "_no_such_product")
+    monkeypatch.setattr(kind, "NAMES", {"cpu": (gone,)})
+    assert formats._find(gone) is None
+    with pytest.raises(UnsupportedError, match=f"a plan with {name} needs torch._no_such_product"):
+        rewrite_of(name)(make_model())
+    for other in {*FORMATS} - {name}:
+        rewrite_of(other)(make_model())
+
+
+def test_a_cpu_that_cuts_sums_of_products_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def saturate(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return (one.int() @ other.int()).clamp(-(2**15), 2**15 - 1)
+
+    assert formats.multiplies_exactly.__wrapped__()
+    monkeypatch.setattr(formats, "_multiply_int8", saturate)
+    assert not formats.multiplies_exactly.__wrapped__()
+    monkeypatch.setattr(formats, "multiplies_exactly", lambda: False)
+    with pytest.raises(UnsupportedError, match="adds products of 8 bits in 16"):
+        quantization.use_int8_dynamic(make_model())
+
+
+def test_whole_numbers_under_autocast_are_answered_alike() -> None:
+    model = make_model()
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        for call in (model, quantization.use_int8_dynamic(model)[0]):
+            with pytest.raises(RuntimeError):
+                call(torch.ones(2, 64, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_transposed_weight_is_rounded_into_rows(name: str) -> None:
+    model = nn.Sequential(nn.Linear(64, 96, bias=False)).eval()
+    model[0].weight = nn.Parameter(model[0].weight.detach().t().contiguous().t())
+    copy, x = rewrite_of(name)(model)[0], torch.randn(4, 64)
+    assert all(buffer.is_contiguous() for buffer in copy.buffers())
+    with torch.no_grad():
+        assert error_of(copy(x), model(x)) < ERRORS[name]
+
+
+def test_any_format_that_fits_opens_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats.Int8Dynamic, "MULTIPLES", {"cpu": (7, 7)})
+    assert not quantization.list_int8_dynamic_layers(make_model())
+    assert quantization.has_linear_layers(make_model())
+
+
 # ---- plans
 
 
@@ -231,7 +308,91 @@ def test_a_program_that_serves_such_a_plan_gets_the_model_wherever_the_plan_does
     with torch.no_grad():
         model[0].weight.mul_(2.0)
         assert torch.equal(served(x), model(x)), "the weights changed"
-    assert set(served.statistics.sentences) == {Fallback.GRADIENTS_ENABLED, Fallback.MODEL_CHANGED}
+    assert set(served.statistics.sentences) == {Fallback.GRADIENTS_ENABLED, Fallback.STALE_DECISION}
+
+
+def change_weights(model: nn.Module) -> None:
+    with torch.no_grad():
+        model.get_parameter("0.weight").mul_(2.0)
+
+
+@pytest.mark.parametrize("calls_before", [0, 1])
+def test_weights_that_nobody_judged_are_never_rounded_and_served(calls_before: int) -> None:
+    model, x = make_model(), torch.randn(4, 64)
+    served = apply(model, make_decision(model, INT8, x))
+    with torch.no_grad():
+        for _ in range(calls_before):
+            served(x)
+        change_weights(model)
+        for _ in range(4):
+            assert torch.equal(served(x), model(x))
+        assert served.statistics.optimized == calls_before
+    assert served._dispatcher.refusal.reason is Fallback.STALE_DECISION
+
+
+def test_equal_weights_that_were_loaded_again_are_compiled_again() -> None:
+    model, x = make_model(), torch.randn(4, 64)
+    served = apply(model, make_decision(model, INT8, x))
+    with torch.no_grad():
+        served(x)
+        model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
+        served(x)
+        assert 0 < error_of(served(x), model(x)) < 0.02
+    assert set(served.statistics.sentences) == {Fallback.MODEL_CHANGED}
+
+
+def test_a_decision_holds_for_the_weights_that_it_was_judged_on() -> None:
+    model, x = make_model(), torch.randn(4, 64)
+    decision = make_decision(model, INT8, x)
+    assert stale_because(model, decision) is None
+    assert stale_because(model, Decision.from_json(decision.to_json())) is None
+    change_weights(model)
+    assert stale_because(model, decision) == OTHER_WEIGHTS
+    assert stale_because(model, make_decision(model, INT8, x, weights="")) == OTHER_WEIGHTS, "of an earlier version"
+    assert stale_because(model, replace(decision, plan=Plan(backend="inductor"))) is None
+    with pytest.raises(StalePlanError, match="was not judged on these weights"):
+        apply(model, decision, strict=True)
+
+
+def test_the_identity_has_the_weights_only_where_a_tolerance_judges() -> None:
+    model = make_model()
+    model.register_buffer("cache", torch.ones(2), persistent=False)
+    model.register_buffer("kept", torch.ones(2))
+    judged, plain = WorkloadSpec("a:b", tolerance=0.02), WorkloadSpec("a:b")
+    before = digest_if_judged(model, judged)
+    model.cache.add_(1)
+    assert digest_if_judged(model, judged) == before, "state of earlier calls is no weight"
+    model.kept.add_(1)
+    assert digest_if_judged(model, judged) != before
+    assert digest_if_judged(model, plain) == digest_if_judged(model, replace(judged, mode="training")) == ""
+    workload = Workload(model, (Example((torch.randn(4, 64),)),))
+    assert identity(workload, "inference") == identity(workload, "inference", weights="")
+    assert identity(workload, "inference") != identity(workload, "inference", weights=before)
+
+
+def test_weights_of_every_dtype_and_layout_have_a_digest() -> None:
+    def digest_of(tensor: torch.Tensor) -> str:
+        model = nn.Module()
+        model.register_buffer("one", tensor)
+        return digest_weights(model)
+
+    tensors = [torch.ones(3, dtype=dtype) for dtype in (torch.bfloat16, torch.complex64, torch.bool, torch.int8)]
+    tensors += [torch.ones(()), torch.ones(0), torch.ones(2, 3).t(), torch.eye(3).to_sparse()]
+    found = [digest_of(tensor) for tensor in tensors]
+    assert UNREADABLE not in found
+    assert len(set(found)) == len(found)
+    assert digest_of(torch.ones(2, 3, device="meta")) == UNREADABLE
+
+
+def test_a_search_keeps_the_digest_of_the_weights_that_it_judged(target: str) -> None:
+    spec = WorkloadSpec(target, tolerance=0.02)
+    inspection = inspect(Job("inspect", spec, effort=EFFORTS["quick"]), lambda _: None)
+    assert inspection.weights == digest_weights(find_factory(target)()[0])
+    study = make_study(workload=spec, inspection=inspection)
+    decision = decide(History(spec, inspection, ()), study.environment)
+    assert decision.weights == inspection.weights
+    entry = entry_of(replace(study, decision=decision))
+    assert entry_in(entry.key, section_of(entry)).decision.weights == inspection.weights
 
 
 @pytest.mark.slow
@@ -344,7 +505,7 @@ def test_the_layers_that_cost_the_most_error_stay_as_they_are() -> None:
 
 
 def test_parts_that_there_was_no_time_for_stay_and_the_others_may_all_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([0.0, 1.0, 2.0, 9.0])
+    times = iter([0.0, 1.0, 2.0, 9.0, 9.0, *[10.0] * 5])
     monkeypatch.setattr(sensitivity.time, "monotonic", lambda: next(times))
 
     def rewrite(skip: Collection[str]) -> Callable[..., Any]:
@@ -353,6 +514,24 @@ def test_parts_that_there_was_no_time_for_stay_and_the_others_may_all_pass(monke
     sizes = {"third": 10, "first": 1000, "second": 100}
     example = Example((torch.ones(4),))
     assert choose_skipped(lambda x: x, rewrite, sizes, lambda _: True, example, budget_s=5.0) == ("third",)
+
+
+def test_selections_are_judged_until_the_time_is_over() -> None:
+    judged: list[Any] = []
+
+    def rewrite(skip: Collection[str]) -> Callable[..., Any]:
+        return lambda x: x * (1 + 0.01 * (8 - len(skip)))
+
+    def passes(call: Any) -> bool:
+        judged.append(call)
+        time.sleep(0.05)
+        return True
+
+    sizes = dict.fromkeys("abcdefgh", 1)
+    found = choose_skipped(lambda x: x, rewrite, sizes, passes, Example((torch.ones(4),)), judge_s=0.02)
+    assert len(judged) == 1
+    assert found is not None
+    assert len(found) == 4
 
 
 def test_larger_layers_may_cause_more_error() -> None:
@@ -426,6 +605,19 @@ def test_a_plan_that_changes_too_much_names_the_layers_that_pass(target: str) ->
     assert find_smaller_rewrite(*trial) is None
 
 
+def test_a_smaller_rewrite_that_is_refused_as_well_leads_to_the_next() -> None:
+    first, second, third = "int8_dynamic", "int8_dynamic@skip=0", "int8_dynamic@skip=0,2"
+    trials = tuple(
+        a_trial(number, Plan(transforms=(one,)), None, instead=(one, other))
+        for number, (one, other) in enumerate(((first, second), (second, third)))
+    )
+    study = make_study()
+    history = History(study.workload, study.inspection, trials)
+    assert history.refine(Plan(transforms=(first,))).transforms == (third,)
+    circle = (trials[0], a_trial(1, Plan(transforms=(second,)), None, instead=(second, second)))
+    assert History(study.workload, study.inspection, circle).refine(Plan(transforms=(first,))).transforms == (second,)
+
+
 # ---- a search
 
 TRAITS = frozenset({Trait.MODULE, Trait.FLOATING, Trait.LINEAR_LAYERS, Trait.TOLERANT, Trait.GEMM, Trait.FLOAT32})
@@ -447,7 +639,9 @@ def test_a_tolerance_is_chosen_for_those_who_state_none() -> None:
     def tolerance_of(**options: Any) -> float | None:
         return Request.from_options(TuneOptions(**options), "zoo:any", "cpu").workload.tolerance
 
-    assert tolerance_of(allow="quantized") == tolerance_of(allow="substituted") == DEFAULT_TOLERANCE
+    assert tolerance_of(allow="quantized") == DEFAULT_TOLERANCE
+    assert tolerance_of(allow="substituted") is None, "nothing but what a user states"
+    assert tolerance_of(allow="substituted", tolerance=0.1) == 0.1
     assert tolerance_of(allow="quantized", tolerance=0.1) == 0.1
     assert tolerance_of(allow="lower-precision") is None
     assert tolerance_of(allow="substituted", mode="training") is None

@@ -79,13 +79,28 @@ def test_with_a_metric_its_loss_is_drawn() -> None:
     assert [line[2] for line in plot.table] == ["4.0e-03", "0"]
 
 
+def test_a_loss_that_nobody_measured_is_not_stated() -> None:
+    metric = "a.b:c"
+    assert accuracy.measure_loss(TRIALS[0], metric) == 0.0
+    assert accuracy.measure_loss(TRIALS[1], metric) is None, "it has no figure of the metric"
+    assert accuracy.measure_loss(tried(0, Plan(precision="bf16"), 1.5, 4e-3), metric) is None
+    assert accuracy.measure_loss(tried(0, INDUCTOR, None, 0.5), metric) is None, "it was refused"
+    assert accuracy.measure_loss(tried(0, INT4, None, 0.5, metric_lost=0.3), metric) == 0.3
+
+
+def test_a_plan_that_eager_beats_in_both_leads_nowhere() -> None:
+    plot = plot_of(study_of(tried(0, INT4, 0.8, 0.01), tolerance=0.02))
+    assert plot is not None
+    assert plot.summary.startswith("No plan that beats eager")
+
+
 def test_a_plan_that_another_beats_in_both_is_off_the_line() -> None:
     beaten = tried(3, Plan(transforms=("int8_weights",)), 1.5, 0.02)
     study = study_of(*TRIALS, beaten)
     found = accuracy.accuracy_plot(study)
     assert found is not None
     points = [
-        accuracy._Point(series, series.row.speedup, accuracy.measure_loss(series.row.trial.verdict, None) or 0.0)
+        accuracy._Point(series, series.row.speedup, accuracy.measure_loss(series.row.trial, None) or 0.0)
         for series in accuracy.series_of(study)
         if series.row.trial and series.row.speedup
     ]

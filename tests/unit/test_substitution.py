@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ from torchwise.study.request import Request
 from torchwise.trial import Job
 from torchwise.trial.experiment import Experiment, PlanCandidate
 from torchwise.trial.inspection import inspect
-from torchwise.verify.substitution import check_substitution
-from torchwise.workload import Example
+from torchwise.verify.substitution import SubstitutionJudge, check_substitution
+from torchwise.workload import Example, Workload
 
 GELU = Plan(transforms=("tanh_gelu",))
 
@@ -142,6 +142,105 @@ def test_numbers_that_are_none_fail_at_any_tolerance(value: float) -> None:
 def test_whole_numbers_count_too() -> None:
     (found,) = check_substitution(torch.sign, lambda x: -torch.sign(x), [Example((torch.arange(4),))], 0.5)
     assert found.outcome is Outcome.FAIL
+
+
+def judge_outputs(mine: Any, theirs: Any, tolerance: float, metric: Any = None) -> Verdict:
+    examples = [Example((torch.ones(1),))]
+    return Verdict(tuple(check_substitution(lambda _: theirs, lambda _: mine, examples, tolerance, metric)))
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "passes"),
+    [
+        ({"label": 3, "score": 0.5}, {"label": 4, "score": 0.5}, False),
+        ({"label": 4, "score": 0.52}, {"label": 4, "score": 0.5}, True),
+        ({"label": 4, "score": 0.8}, {"label": 4, "score": 0.5}, False),
+        ([0.5, 0.0], [0.5, 0.01], False),
+        ([0.5, float("nan")], [0.5, float("nan")], True),
+        ([0.5, float("nan")], [0.5, 1.0], False),
+        ("cat", "dog", False),
+        (True, False, False),
+        (1 + 1j, 1 + 1.01j, True),
+    ],
+)
+def test_plain_answers_are_judged_too(mine: Any, theirs: Any, passes: bool) -> None:
+    assert (judge_outputs(mine, theirs, 0.1).outcome is Outcome.PASS) is passes
+
+
+def test_whole_numbers_must_be_equal_unless_a_metric_judges_them() -> None:
+    labels, flipped = torch.arange(1000), torch.arange(1000)
+    flipped[0] = 7
+    refused = judge_outputs(flipped, labels, 0.5)
+    assert refused.outcome is Outcome.FAIL
+    assert "A metric can judge whole numbers" in refused.reason
+    assert judge_outputs(labels.clone(), labels, 0.5).outcome is Outcome.PASS
+    assert judge_outputs(flipped, labels, 0.5, lambda _: 1.0).outcome is Outcome.PASS
+    assert judge_outputs({"label": 1}, {"label": 2}, 0.5, lambda _: 1.0).outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize("mask", [torch.finfo(torch.float32).min, -1e9])
+def test_a_mask_does_not_hide_errors(mask: float) -> None:
+    torch.manual_seed(0)
+    theirs = torch.randn(100)
+    mine = theirs * 1.5
+    theirs[::3] = mine[::3] = mask
+    found = judge_outputs(mine, theirs, 0.02)
+    assert found.outcome is Outcome.FAIL
+    assert found.error == pytest.approx(0.5, rel=1e-3)
+
+
+def test_a_single_element_does_not_hide_in_the_mean() -> None:
+    torch.manual_seed(0)
+    theirs = torch.randn(1_000_000)
+    mine = theirs * 1.001
+    mine[5] += 3.0
+    found = judge_outputs(mine, theirs, 0.02)
+    assert found.outcome is Outcome.FAIL
+    assert "of its root mean square in one element, and 0.2 is allowed" in found.reason
+    assert found.error is not None
+    assert found.error < 0.02
+
+
+@pytest.mark.parametrize("mine", [torch.ones(2).double(), torch.ones(3), torch.tensor([1.0, float("nan")])])
+def test_a_metric_permits_no_other_form_and_no_other_nan(mine: torch.Tensor) -> None:
+    assert judge_outputs(mine, torch.ones(2), 0.5, lambda _: 1.0).outcome is Outcome.FAIL
+    assert judge_outputs(torch.zeros(2), torch.ones(2), 0.5, lambda _: 1.0).outcome is Outcome.PASS
+
+
+def test_the_metric_of_the_model_is_taken_once(tmp_path: Path) -> None:
+    file = tmp_path / "counted.py"
+    file.write_text("taken = []\ndef score(model):\n    taken.append(model)\n    return 1.0\n")
+    model, spec = nn.Sequential(nn.GELU()), WorkloadSpec("a:b", tolerance=0.1, metric=f"{file}:score")
+    judge = SubstitutionJudge(Workload(model, (Example((torch.randn(8),)),)), spec, 0)
+    for _ in range(3):
+        assert judge.judge(use_tanh_gelu(model)[0]).outcome is Outcome.PASS
+    taken = judge._metric.__closure__[1].cell_contents.__globals__["taken"]  # type: ignore[union-attr]
+    assert sum(one is model for one in taken) == 1
+    assert len(taken) == 4
+
+
+def test_other_inputs_count_if_the_workload_can_draw_them() -> None:
+    def reseed(seed: int) -> tuple[Example, ...]:
+        return (Example((torch.full((4,), float(seed)),)),)
+
+    def substituted(x: torch.Tensor) -> torch.Tensor:
+        return x * (1.5 if float(x[0]) > 2 else 1.0)
+
+    spec, call = WorkloadSpec("a:b", tolerance=0.1), torch.clone
+    workload = Workload(call, (Example((torch.ones(4),)),))
+    assert SubstitutionJudge(workload, spec, 2).judge(substituted).outcome is Outcome.PASS
+    drawn = replace(workload, reseed=reseed)
+    assert SubstitutionJudge(drawn, spec, 2).judge(substituted).outcome is Outcome.FAIL
+    assert SubstitutionJudge(drawn, spec, 0).judge(substituted).outcome is Outcome.PASS
+
+
+def test_a_share_of_the_tolerance_may_be_kept_back() -> None:
+    judge = SubstitutionJudge(
+        Workload(torch.clone, (Example((torch.ones(4),)),)), WorkloadSpec("a:b", tolerance=0.1), 0
+    )
+    assert judge.judge(lambda x: x * 1.09).outcome is Outcome.PASS
+    assert judge.judge(lambda x: x * 1.09, 0.8).outcome is Outcome.FAIL
+    assert judge.judge(lambda x: x * 1.07, 0.8).outcome is Outcome.PASS
 
 
 class Backwards(torch.autograd.Function):

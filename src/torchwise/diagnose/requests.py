@@ -24,10 +24,14 @@ def make_spec(
 ) -> WorkloadSpec:
     """Return the specification of the run, by default on the live workload's device, or on "cuda" if available.
 
-    A training step is always run for training. A decision for sizes that vary is examined at those sizes.
+    A training step is always run for training. A decision for sizes that vary is examined at those sizes, and its
+    plan by the tolerance and the metric that it was judged by.
     """
-    if isinstance(plan, Decision) and plan.workload.varying:
-        options = {**options, "sizes": plan.workload.sizes, "varying": plan.workload.varying}
+    if isinstance(plan, Decision):
+        asked = plan.workload
+        options = {"tolerance": asked.tolerance, "metric": asked.metric, **options}
+        if asked.varying:
+            options = {**options, "sizes": asked.sizes, "varying": asked.varying}
     if workload is not None and workload.step:
         options = {**options, "mode": "training"}
     device_name = device or (device_of(workload) if workload else default_device())

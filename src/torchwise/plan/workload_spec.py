@@ -141,8 +141,7 @@ class WorkloadSpec:
             raise WorkloadError(f"seed is {self.seed!r}, but {rule}")
         if self.memory_limit is not None and not is_positive(self.memory_limit):
             raise WorkloadError(f"memory limit is {self.memory_limit!r} bytes, but must be above 0")
-        if self.tolerance is not None and not 0 < self.tolerance < math.inf:
-            raise WorkloadError(f"tolerance is {self.tolerance!r}, but must be above 0 and finite, such as 0.01")
+        check_tolerance(self.tolerance)
         if self.metric is not None and self.tolerance is None:
             raise WorkloadError("a metric is given, but no tolerance: say what share of it may be lost, such as 0.01")
         if self.latency_limit is not None:
@@ -228,7 +227,7 @@ def list_schemes() -> dict[str, importlib.metadata.EntryPoint]:
 
 
 DEFAULT_TOLERANCE = 0.02
-"""Tolerance where the user permits numbers of fewer bits or other operators, and states none.
+"""Tolerance where the user permits numbers of fewer bits, and states none.
 
 Rounding to 8 bits in one layer changes its output by about 1 % of its root mean square. A whole model may then keep
 about as many bits as bfloat16 has.
@@ -236,8 +235,11 @@ about as many bits as bfloat16 has.
 
 
 def choose_tolerance(allow: Numerics, mode: str) -> float | None:
-    """Return the tolerance of a request that states none, or None for training, where it holds for gradients, too."""
-    return DEFAULT_TOLERANCE if allow.is_judged_by_user and mode == "inference" else None
+    """Return the tolerance of a request that states none.
+
+    Other operators need a stated one, and so does training, where it holds for gradients, too.
+    """
+    return DEFAULT_TOLERANCE if allow is Numerics.QUANTIZED and mode == "inference" else None
 
 
 NumericsName = Literal["exact", "same-precision", "lower-precision", "quantized", "substituted"]
@@ -302,7 +304,7 @@ class TuneOptions:
             objective "throughput" finds batch size and plan together.
         sizes: the sizes of inputs to come: "as-given", "varying" or "fixed".
         tolerance: relative error that numbers of fewer bits and other operators may cause, with allow "quantized" or
-            "substituted". None stands for `DEFAULT_TOLERANCE` then.
+            "substituted". None stands for `DEFAULT_TOLERANCE` with "quantized", and permits no other operators.
         metric: a function of quality to judge them by, in place of the error.
         require: properties of the answers' bits that the plan must have: "deterministic", "batch-invariant", "bitwise".
         fresh: whether the stored study is deleted first.
@@ -349,6 +351,12 @@ def check_iterations(number: object) -> None:
             f"iterations is {number!r:.40}, but must be a whole number from {MIN_ITERATIONS} to "
             f"{MAX_ITERATIONS}, or None until the interval is tight"
         )
+
+
+def check_tolerance(tolerance: float | None) -> None:
+    """Refuse a tolerance that is no finite number above 0, or None."""
+    if tolerance is not None and not (is_positive(tolerance) and tolerance < math.inf):
+        raise WorkloadError(f"tolerance is {tolerance!r}, but must be above 0 and finite, such as 0.01")
 
 
 def check_timeout(seconds: object) -> None:

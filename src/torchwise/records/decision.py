@@ -61,6 +61,7 @@ class Decision(Document):
         answer: whether a plan pays: yes, no (eager stays), or inconclusive (eager stays, since the measurements do
             not show it). None in decisions of earlier versions.
         price: what the required properties cost, or None if nothing.
+        weights: the digest of the weights on which the user's tolerance judged the plan, or "" if it judged none.
     """
 
     plan: Plan
@@ -80,6 +81,7 @@ class Decision(Document):
     structure_details: str = ""
     answer: Answer | None = None
     price: Price | None = None
+    weights: str = ""
     schema: str = DECISION_SCHEMA
 
     def __repr__(self) -> str:

@@ -260,6 +260,7 @@ class Inspection:
         structure_details: the parts of the structure, as decisions keep them.
         varying: the dimensions of inputs whose sizes vary, if other sizes are to come.
         properties: checks of the properties that the user requires, on the plain model itself.
+        weights: the digest of the weights' values if a tolerance judges plans, or "".
     """
 
     identity: str
@@ -277,6 +278,7 @@ class Inspection:
     structure_details: str = ""
     varying: tuple[VaryingDim, ...] = ()
     properties: tuple[Check, ...] = ()
+    weights: str = ""
 
     @property
     def time_by_kind(self) -> dict[str, float]:

@@ -21,6 +21,10 @@ MAX_BYTES = 16 << 20
 """Maximum size of details as JSON, in bytes. Torchwise never wrote data that unpacks to more."""
 
 
+OTHER_WEIGHTS = "the error of the plan was not judged on these weights"
+"""Said of a decision whose plan the user's tolerance judged on weights of other values."""
+
+
 def stands_for_code(value: str | None) -> bool:
     """Whether the value of a detail stands for code, of which only a digest is known."""
     return value is not None and value.startswith(CODE)

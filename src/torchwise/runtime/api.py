@@ -155,8 +155,8 @@ def tune(
             dimensions that vary are those that inputs are marked with for `torch.compile` (`mark_dynamic`), or those in
             which examples differ, or else all that the model takes at other sizes. "fixed" rules out dynamic shapes.
         tolerance: with allow "quantized" or "substituted", what numbers of fewer bits and other operators may change:
-            the relative error (root mean square) of each output, or the share of the metric that may be lost. The
-            default is then 0.02.
+            the relative error (root mean square) of each output, or the share of the metric that may be lost. With
+            "quantized" the default is 0.02, and "substituted" changes nothing without one.
         metric: a function of quality, as "module:function" or "path/file.py:function". It takes the model, or a
             callable in its place, and returns a number: the higher, the better.
         require: properties of the answers' bits that the plan must have: "deterministic" (equal calls give equal bits,
@@ -249,6 +249,7 @@ def make_request(
     from torchwise.workload.identity import identity, structure
     from torchwise.workload.structure_details import details_of
     from torchwise.workload.target import device_of, name_of, read_workload
+    from torchwise.workload.weights import digest_if_judged
 
     read_presets()
     model = model if isinstance(model, (str, Workload)) else unwrap(model)
@@ -263,7 +264,8 @@ def make_request(
     code, details = structure(workload.call), pack_details(details_of(workload.call))
     settings = ProcessSettings.from_this_process()
     request = replace(request, settings=settings, structure=code, structure_details=details)
-    named = request.make_job("inspect").identity_of(identity(workload, request.workload.mode, code))
+    weights = digest_if_judged(workload.call, request.workload)
+    named = request.make_job("inspect").identity_of(identity(workload, request.workload.mode, code, weights))
     request = replace(request, identity=named)
     return request, replace(workload, name=request.workload.target)
 

@@ -26,7 +26,17 @@ from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.input_writes import OVERLAPS, InputSnapshot, InputWrites, OverlapError
 from torchwise.runtime.missed_inputs import Missed, MissedInputs
 from torchwise.runtime.monitors import Canary, Latency, SpeedMonitor
-from torchwise.runtime.served import FREED, FROZEN, NOT_VERIFIED, LivePlan, Recipe, Served, refusal_of_copy
+from torchwise.runtime.served import (
+    FREED,
+    FROZEN,
+    NOT_VERIFIED,
+    LivePlan,
+    Recipe,
+    Served,
+    UnjudgedWeightsError,
+    refusal_of_copy,
+)
+from torchwise.runtime.staleness import find_other_weights
 from torchwise.runtime.statistics import Statistics
 from torchwise.workload import Example
 from torchwise.workload.identity import specify_inputs
@@ -244,6 +254,10 @@ class Dispatcher(Served):
             self._circuits.record_frozen(key)
             self._drop_path(key)
             return FROZEN_CHANGED
+        other_weights = find_other_weights(self.original, self.decision) if is_stale else None
+        if other_weights or isinstance(error, UnjudgedWeightsError):
+            self.close(stale := Fallback(FallbackReason.STALE_DECISION, other_weights or str(error)))
+            return stale
         if isinstance(error, ChangedModelError):  # the next call compiles the plan again
             self._plan.changed_since = error.varied
             self.forget()

@@ -15,10 +15,10 @@ from torchwise.compile import Backend, CompiledPlan, compile_plan
 from torchwise.compile.cuda_graphs.compile_freeze import forbid_compile
 from torchwise.compile.guards.varying_values import VaryingValue
 from torchwise.compile.recompiles import Price, Recompiles
-from torchwise.errors import InputError
+from torchwise.errors import InputError, StalePlanError
 from torchwise.records import Decision
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason, read_fallback
-from torchwise.runtime.staleness import stale_because
+from torchwise.runtime.staleness import find_other_weights, stale_because
 from torchwise.runtime.statistics import EAGER_DECISION, MIN_CALLS, Fallbacks, Statistics
 from torchwise.workload import Example
 from torchwise.workload.identity import specify_inputs
@@ -186,6 +186,10 @@ class Served(ABC):
         return self._answer_instead(*args, **kwargs)
 
 
+class UnjudgedWeightsError(StalePlanError):
+    """The user's tolerance judged a plan on other weights than the model has now."""
+
+
 class LivePlan:
     """The code of a plan: compiled for the first call that needs it, and again after it was forgotten.
 
@@ -210,9 +214,15 @@ class LivePlan:
         self.changed_since: VaryingValue | None = None
 
     def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledPlan:
-        """Return the compiled plan."""
+        """Return the compiled plan.
+
+        Raises:
+            UnjudgedWeightsError: its error was not judged on the weights that the model has now.
+        """
         compiled = self.compiled
         if compiled is None:
+            if why := find_other_weights(self.original, self._decision):
+                raise UnjudgedWeightsError(why)
             if self.changed_since is not None:
                 self._recompiles.again([self.changed_since], at_start=True)
             workload = self._decision.workload

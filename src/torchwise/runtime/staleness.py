@@ -15,8 +15,10 @@ import torch
 from torchwise import environment
 from torchwise.compile.guards.reachable_code import ReachableCode, find_names
 from torchwise.plan.known_names import find_unusable_part
+from torchwise.plan.space import numerics_of
 from torchwise.records import Decision
 from torchwise.records.structure_differences import (
+    OTHER_WEIGHTS,
     DetailKind,
     DetailName,
     Details,
@@ -28,6 +30,7 @@ from torchwise.records.structure_differences import (
 from torchwise.workload.identity import Attributes, structure
 from torchwise.workload.structure_details import details_of
 from torchwise.workload.train_step import TrainStep
+from torchwise.workload.weights import UNREADABLE, digest_weights
 
 MAX_FUNCTIONS = 10_000
 
@@ -38,6 +41,22 @@ def stale_because(model: Callable[..., Any], decision: Decision) -> str | None:
         return "; ".join(different)
     if unusable := find_unusable_part(decision.plan):
         return unusable
+    return _find_other_structure(model, decision) or find_other_weights(model, decision)
+
+
+def find_other_weights(model: Callable[..., Any], decision: Decision) -> str | None:
+    """Return why a decision does not hold for the values of a model's weights, or None if it does.
+
+    The user's tolerance judged some plans, by an error that depends on the weights. No weights are known of such a
+    decision by an earlier version. Training changes weights in any case, and holds gradients to the tolerance as well.
+    """
+    if decision.workload.mode == "training" or not numerics_of(decision.plan).is_judged_by_user:
+        return None
+    is_same = decision.weights not in ("", UNREADABLE) and digest_weights(model) == decision.weights
+    return None if is_same else OTHER_WEIGHTS
+
+
+def _find_other_structure(model: Callable[..., Any], decision: Decision) -> str | None:
     if structure(model) == decision.structure:
         return None
     details = details_of(model)

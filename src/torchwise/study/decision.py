@@ -39,6 +39,7 @@ def decide(history: History, environment: Environment) -> Decision:
         structure_details=history.inspection.structure_details,
         inputs=history.inspection.inputs,
         environment=environment,
+        weights=history.inspection.weights,
     )
     price = find_price(history, chosen)
     stay = replace(stay, price=price)

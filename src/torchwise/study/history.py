@@ -154,7 +154,9 @@ class History:
         if Trait.RESTRIDED in self.traits and lays_out_by_itself(plan) and plan.scope != "rolled":
             plan = plan.with_choice("transforms", "eager_strides")
         smaller = dict(trial.instead for trial in self.trials if trial.instead)
-        transforms = tuple(smaller.get(name, name) for name in plan.transforms)
+        transforms = plan.transforms
+        for _ in smaller:  # a smaller rewrite may have been refused as well
+            transforms = tuple(smaller.get(name, name) for name in transforms)
         return plan if transforms == plan.transforms else replace(plan, transforms=transforms)
 
     def iter_timed(self) -> Iterator[Trial]:

@@ -33,7 +33,7 @@ from torchwise.records import (
 )
 from torchwise.records import format as show
 from torchwise.records.listener import Listener
-from torchwise.records.structure_differences import another_model
+from torchwise.records.structure_differences import OTHER_WEIGHTS, another_model
 from torchwise.records.trial import with_repeat
 from torchwise.store import LeaseOwner, Storage, StudyKey
 from torchwise.study.batch_search import search_batch
@@ -388,9 +388,9 @@ class _Loop:
             return different[0]
         if decision.structure != self.inspection.structure:
             return another_model(decision.structure_details, self.inspection.structure_details)
-        if decision.identity != self.inspection.identity:
-            return "the inputs changed"
-        return None
+        if decision.identity == self.inspection.identity:
+            return None
+        return OTHER_WEIGHTS if decision.weights not in ("", self.inspection.weights) else "the inputs changed"
 
     def _is_open(self, plan: Plan) -> bool:
         return find_unusable_part(plan) is None and self.request.allow.allows(numerics_of(plan))

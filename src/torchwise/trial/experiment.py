@@ -37,7 +37,7 @@ from torchwise.verify.properties import Run
 from torchwise.verify.spot_check import FirstAnswer, check_retained_outputs, very_first
 from torchwise.verify.step import check_retained_loss
 from torchwise.verify.step_runner import StepRunner
-from torchwise.verify.substitution import judge_substitution, keeps_noise
+from torchwise.verify.substitution import SubstitutionJudge, keeps_noise
 from torchwise.workload import pytree
 from torchwise.workload.train_step import TrainStep
 
@@ -107,10 +107,14 @@ class Experiment:
             if is_stochastic
             else None,
             first=[answer.observation for answer in self._answers],
-            is_quantized=has_quantized_layers(workload.call),
         )
-        effort = self._job.effort
-        judged = self._judge(original, workload.call) if workload.call is not original else Verdict(())
+        # Without a form that draws eager's own random numbers, nothing holds a stochastic plan to the user's limit.
+        whole = subject.reproducible if is_stochastic else subject.candidate
+        subject = replace(subject, is_quantized=whole is not None and has_quantized_layers(workload.call))
+        effort, judge = self._job.effort, None
+        if workload.call is not original:
+            judge = SubstitutionJudge(self.harness.workload, self._job.workload, effort.extra_draws)
+        judged = judge.judge(workload.call) if judge else Verdict(())
         if judged.checks and judged.outcome is not Outcome.PASS:
             return judged
         found = run_checks(
@@ -118,12 +122,9 @@ class Experiment:
             lambda: verify(plain, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s),
         )
         # What a rounding to few bits moves is granted to the rest, so the whole plan is held to the user's limit, too.
-        is_added = subject.is_quantized and not is_stochastic and found.outcome is Outcome.PASS
-        whole = self._judge(original, subject.candidate) if is_added else Verdict(())
-        return Verdict((*judged.checks, *found.checks, *whole.checks))
-
-    def _judge(self, original: Callable[..., Any], substituted: Callable[..., Any]) -> Verdict:
-        return judge_substitution(original, substituted, self.harness.workload.examples, self._job.workload)
+        is_added = subject.is_quantized and found.outcome is Outcome.PASS
+        last = judge.judge(whole).checks if judge and whole and is_added else ()
+        return Verdict((*judged.checks, *found.checks, *last))
 
     def _verify_step(self, runner: StepRunner, stage: Callable[[str], None]) -> Verdict:
         effort, is_stochastic = self._job.effort, Trait.STOCHASTIC in self._job.traits

@@ -45,6 +45,7 @@ from torchwise.workload.identity import identity, structure
 from torchwise.workload.module_state import kept_state
 from torchwise.workload.other_sizes import add_other_sizes, search_varying_dims, strip_marks
 from torchwise.workload.structure_details import details_of
+from torchwise.workload.weights import digest_if_judged
 
 SIGNIFICANT = 0.02
 """Share of time from which a kind of work counts as a trait."""
@@ -77,7 +78,9 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         # Before the first call: a model that counts its calls in an attribute has another identity after it.
         model = job.structure or structure(workload.call)
         details = job.structure_details or pack_details(details_of(workload.call))
-        named = job.identity_of(identity(workload, mode, model))
+        named = job.identity_of(
+            identity(workload, mode, model, weights := digest_if_judged(workload.call, job.workload))
+        )
     if job.reads and not _is_read_by_cpp(workload):
         reads.keep(job.reads, named)
     varying = job.workload.varying
@@ -139,6 +142,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         work=work,
         varying=varying,
         properties=check_original(job.workload, workload),
+        weights=weights,
     )
 
 

@@ -8,9 +8,12 @@ from torchwise.plan.space import choices_of
 from torchwise.records import Outcome
 from torchwise.trial.job import Job
 from torchwise.verify.sensitivity import choose_skipped
-from torchwise.verify.substitution import judge_substitution
+from torchwise.verify.substitution import SubstitutionJudge
 from torchwise.workload import Workload
 from torchwise.workload.module_state import kept_state
+
+AIM = 0.8
+"""Share of the tolerance that the chosen parts may use up: the plan as a whole, and other inputs, need the rest."""
 
 
 def find_smaller_rewrite(job: Job, workload: Workload) -> tuple[str, str] | None:
@@ -22,12 +25,13 @@ def find_smaller_rewrite(job: Job, workload: Workload) -> tuple[str, str] | None
     if len(rewrites) != 1 or rewrites[0].parts is None:
         return None
     original, value = workload.call, rewrites[0].value
+    judge = SubstitutionJudge(workload, job.workload, job.effort.extra_draws)
     with kept_state(original):
         skipped = choose_skipped(
             original,
             lambda skip: transform_model(original, [skip_parts(value, skip)])[0],
             load_code(rewrites[0].parts)(original),
-            lambda call: judge_substitution(original, call, workload.examples, job.workload).outcome is Outcome.PASS,
+            lambda call: judge.judge(call, AIM).outcome is Outcome.PASS,
             workload.examples[0],
         )
     return None if skipped is None else (value, skip_parts(value, skipped))

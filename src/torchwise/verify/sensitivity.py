@@ -17,6 +17,8 @@ from torchwise.workload.workload import Example
 
 MAX_S = 20.0
 """Seconds for measuring parts by themselves. The smallest, which come last, stay as they are after that."""
+JUDGE_S = 20.0
+"""Seconds for judging selections of parts after that. The largest that has passed until then counts."""
 MIN_SHARE = 0.2
 """Share of the sizes of all parts that a selection must have: less saves too little for another trial."""
 
@@ -31,6 +33,7 @@ def choose_skipped(
     passes: Callable[[Callable[..., Any]], bool],
     example: Example,
     budget_s: float = MAX_S,
+    judge_s: float = JUDGE_S,
 ) -> tuple[str, ...] | None:
     """Return the parts to leave as they are so that the rest passes, or None if too little would be left to change.
 
@@ -41,6 +44,7 @@ def choose_skipped(
         passes: whether a changed model is allowed.
         example: input to measure the errors of the parts on.
         budget_s: seconds for that.
+        judge_s: seconds for judging selections.
     """
     errors: dict[str, float] = {}
     end = time.monotonic() + budget_s
@@ -49,7 +53,10 @@ def choose_skipped(
             errors[name] = _measure_error(original, rewrite([other for other in sizes if other != name]), example)
     order = sorted(errors, key=lambda name: errors[name] ** 2 / sizes[name])  # errors add up by their squares
     failing = len(order) + (len(order) < len(sizes))  # all parts together do not pass
-    changed = order[: _count_passing(order, failing, lambda kept: passes(rewrite([n for n in sizes if n not in kept])))]
+    end = time.monotonic() + judge_s
+    changed = order[
+        : _count_passing(order, failing, lambda kept: passes(rewrite([n for n in sizes if n not in kept])), end)
+    ]
     if sum(sizes[name] for name in changed) < MIN_SHARE * sum(sizes.values()):
         return None
     return tuple(name for name in sizes if name not in changed)
@@ -61,10 +68,13 @@ def _measure_error(original: Callable[..., Any], changed: Callable[..., Any], ex
     return math.inf if check.error is None else check.error
 
 
-def _count_passing(order: Sequence[str], failing: int, passes: Callable[[Sequence[str]], bool]) -> int:
-    """Return how many of the first names pass together, fewer than `failing`. More of them are assumed no better."""
+def _count_passing(order: Sequence[str], failing: int, passes: Callable[[Sequence[str]], bool], end: float) -> int:
+    """Return how many of the first names pass together, fewer than `failing`. More of them are assumed no better.
+
+    After `end` no more are tried.
+    """
     passing = 0
-    while failing - passing > 1:
+    while failing - passing > 1 and time.monotonic() < end:
         middle = (passing + failing) // 2
         passing, failing = (middle, failing) if passes(order[:middle]) else (passing, middle)
     return passing

@@ -17,12 +17,13 @@ from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Check, CheckName, Figure, Outcome, Verdict
 from torchwise.records.format import percent
 from torchwise.verify.compare import check_structure
-from torchwise.verify.deviation import errors_of, is_rounded
-from torchwise.verify.observe import Observation, observe
+from torchwise.verify.deviation import WORST_FACTOR, Errors, errors_of, is_rounded, legible
+from torchwise.verify.leaves import is_value
+from torchwise.verify.observe import Observation, draws, observe
 from torchwise.verify.stochastic import is_stochastic
 from torchwise.workload.module_state import kept_state
 from torchwise.workload.target import find_factory
-from torchwise.workload.workload import Example
+from torchwise.workload.workload import Example, Workload
 
 Metric = Callable[[Callable[..., Any]], float]
 """Takes the model, or a callable in its place, and returns its quality: the higher, the better."""
@@ -45,32 +46,70 @@ def check_substitution(
         examples: inputs to compare on. Both draw the same random numbers.
         tolerance: the relative error (root mean square) that an output may have, or the share of its value that the
             metric may lose.
-        metric: the user's own measure of quality, in place of the error of outputs.
+        metric: the user's own measure of quality, in place of the error of outputs. Outputs must still have the form
+            of the model's, and be finite where they are.
         training: whether gradients are compared. No metric tells of them, so that the error of all counts, too.
     """
-    if metric is not None:
-        judged = _check_metric(original, substituted, tolerance, metric)
-        passes = judged.outcome is Outcome.PASS
-        yield replace(judged, error=_worst_error(original, substituted, examples)) if passes else judged
-        if not training:
-            return
+    errors: list[float] = []
     for seed, example in enumerate(examples):
         mine, theirs = (
             observe(call, original, example, seed=seed, training=training) for call in (substituted, original)
         )
-        structure = check_structure(mine, theirs)
-        yield _check_error(mine, theirs, tolerance) if structure.outcome is Outcome.PASS else structure
+        check = check_structure(mine, theirs)
+        if check.outcome is Outcome.PASS:
+            is_free = metric is not None and not training
+            check = _check_error(mine, theirs, math.inf if is_free else tolerance, may_flip=metric is not None)
+        if check.outcome is not Outcome.PASS or metric is None or training:
+            yield check
+        if check.outcome is not Outcome.PASS and metric is not None:
+            return
+        errors += [] if check.error is None else [check.error]
+    if metric is not None:
+        judged = _check_metric(original, substituted, tolerance, metric)
+        is_told = judged.outcome is Outcome.PASS  # a program that compares answers later must expect that error
+        yield replace(judged, error=max(errors, default=None)) if is_told else judged
 
 
-def judge_substitution(
-    original: Callable[..., Any], substituted: Callable[..., Any], examples: Sequence[Example], spec: WorkloadSpec
-) -> Verdict:
-    """Judge other operators or numbers by the error, or the loss of quality, that a request allows."""
-    assert spec.tolerance is not None, "without one nothing is replaced"
-    metric, training = find_factory(spec.metric) if spec.metric else None, spec.mode == "training"
-    with kept_state((original, substituted)):
-        checks = check_substitution(original, substituted, examples, spec.tolerance, metric, training=training)
-        return Verdict(tuple(checks))
+class SubstitutionJudge:
+    """Judges other operators or numbers by the error, or the loss of quality, that a request allows.
+
+    The inputs are the examples, and further ones if the workload can draw its own. The metric of the model itself is
+    taken once.
+    """
+
+    def __init__(self, workload: Workload, spec: WorkloadSpec, extra_draws: int) -> None:
+        assert spec.tolerance is not None, "without one nothing is replaced"
+        self._original, self._tolerance, self._is_training = workload.call, spec.tolerance, spec.mode == "training"
+        can_draw = workload.reseed is not None and extra_draws > 0
+        self._examples = draws(workload, extra_draws) if can_draw else workload.examples
+        self._metric = _remember(find_factory(spec.metric), workload.call) if spec.metric else None
+
+    def judge(self, substituted: Callable[..., Any], share: float = 1.0) -> Verdict:
+        """Return the verdict on a model in the original's place, which may use up a share of the tolerance."""
+        with kept_state((self._original, substituted)):
+            checks = check_substitution(
+                self._original,
+                substituted,
+                self._examples,
+                share * self._tolerance,
+                self._metric,
+                training=self._is_training,
+            )
+            return Verdict(tuple(checks))
+
+
+def _remember(metric: Metric, original: Callable[..., Any]) -> Metric:
+    """Return the metric, which is taken of the original only once."""
+    found: list[float] = []
+
+    def measure(call: Callable[..., Any]) -> float:
+        if call is not original:
+            return metric(call)
+        if not found:
+            found.append(float(metric(call)))
+        return found[0]
+
+    return measure
 
 
 def keeps_noise(original: Callable[..., Any], substituted: Callable[..., Any], example: Example) -> bool:
@@ -82,30 +121,61 @@ def keeps_noise(original: Callable[..., Any], substituted: Callable[..., Any], e
         return is_stochastic(lambda: substituted(*cloned.args, **cloned.kwargs), original)[0]
 
 
-def _worst_error(
-    original: Callable[..., Any], substituted: Callable[..., Any], examples: Sequence[Example]
-) -> float | None:
-    """Return the largest error on the examples. A program that compares answers later must expect it."""
-    errors = [check.error for check in check_substitution(original, substituted, examples, math.inf)]
-    return max((error for error in errors if error is not None), default=None)
+def _check_error(mine: Observation, theirs: Observation, tolerance: float, *, may_flip: bool) -> Check:
+    """Hold every value to the tolerance. No error says how wrong a whole number or a text is, so these must be equal.
 
-
-def _check_error(mine: Observation, theirs: Observation, tolerance: float) -> Check:
-    worst, place = 0.0, ""
+    With `may_flip` a metric judges them.
+    """
+    largest, place, errors = 0.0, "", Errors(0.0, 0.0)
     for (name, value), (_, expected) in zip(mine.leaves, theirs.leaves, strict=True):
-        if isinstance(value, torch.Tensor):
-            error = errors_of(value, expected).rms if _is_finite_alike(value, expected) else math.inf
-            if error > worst:
-                worst, place = error, name
-    passes = worst <= tolerance
-    detail = f"other operators or numbers change {place or 'the output'} by {worst:.2g} of its root mean square, and "
+        found = _measure_errors(value, expected, may_flip=may_flip)
+        errors = errors.or_larger(found)
+        if (size := max(found.rms, found.worst / WORST_FACTOR)) > largest:
+            largest, place = size, name
+    is_allowed = math.isfinite(largest) and largest <= tolerance
     return Check(
         CheckName.SUBSTITUTION,
-        Outcome.PASS if passes else Outcome.FAIL,
-        f"{detail}{tolerance:g} is allowed",
-        error=worst if math.isfinite(worst) else None,
+        Outcome.PASS if is_allowed else Outcome.FAIL,
+        _describe_errors(place, errors, tolerance),
+        error=errors.rms if math.isfinite(errors.rms) else None,
         floor=0.0,
     )
+
+
+def _describe_errors(place: str, errors: Errors, tolerance: float) -> str:
+    by = f"other operators or numbers change {place or 'the output'} by "
+    if not math.isfinite(errors.rms):
+        return (
+            f"{by}more than an error can say: whole numbers, texts or numbers that are not finite differ. A metric "
+            "can judge whole numbers"
+        )
+    if errors.worst > WORST_FACTOR * max(tolerance, errors.rms):
+        allowed = f"{WORST_FACTOR * tolerance:g} is allowed"
+        return f"{by}{errors.worst:.2g} of its root mean square in one element, and {allowed}"
+    return f"{by}{errors.rms:.2g} of its root mean square, and {tolerance:g} is allowed"
+
+
+def _measure_errors(value: Any, expected: Any, *, may_flip: bool) -> Errors:
+    """Return the errors of one value. They are infinite if no error describes the difference."""
+    none, endless = Errors(0.0, 0.0), Errors(math.inf, math.inf)
+    if not isinstance(value, torch.Tensor):
+        return _measure_plain(value, expected, none, none if may_flip else endless)
+    if not _is_finite_alike(value, expected):
+        return endless
+    if not is_rounded(value):
+        return none if may_flip or torch.equal(value, expected) else endless
+    # Elements that stay as they are, such as a large number for a mask, must not set the scale of the others.
+    changed = legible(value) != legible(expected)
+    return errors_of(value[changed], expected[changed])
+
+
+def _measure_plain(value: Any, expected: Any, none: Errors, other: Errors) -> Errors:
+    if not is_value(value) or not is_value(expected) or repr(value) == repr(expected):
+        return none  # the rest of the verification says what cannot be compared
+    if not isinstance(value, (float, complex)) or not isinstance(expected, (float, complex)):
+        return other
+    off = abs(value - expected) / (abs(expected) or 1.0)
+    return Errors(off, off) if math.isfinite(off) else Errors(math.inf, math.inf)
 
 
 def _is_finite_alike(value: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -16,10 +16,12 @@ The structure of a callable covers:
 The identity also covers shapes, dtypes and strides of the inputs, the memory they share, plain input values, the
 weights of the mix, and the mode.
 
-Neither covers the values of weights or tensors, nor learning rates and other numbers of an optimizer. They leave out
-the name of the target and of the module that holds the code, the seed and the number of calls. The machine is left to
-`Environment`. Globals that a function reads, hooks, and the contents of lists and dicts do not count either. Source and
-bytecode of the same code differ. So a live model's structure is taken in its own process.
+If a user's tolerance judges plans, the values of weights count in the identity, too (`workload/weights.py`).
+
+Otherwise neither covers the values of weights or tensors, nor learning rates and other numbers of an optimizer. They
+leave out the name of the target and of the module that holds the code, the seed and the number of calls. The machine is
+left to `Environment`. Globals that a function reads, hooks, and the contents of lists and dicts do not count either.
+Source and bytecode of the same code differ. So a live model's structure is taken in its own process.
 """
 
 from __future__ import annotations
@@ -61,15 +63,20 @@ _OF_THE_INTERPRETER = (
 )
 
 
-def identity(workload: Workload, mode: str, structure_digest: str | None = None) -> str:
+def identity(workload: Workload, mode: str, structure_digest: str | None = None, weights: str = "") -> str:
     """Return 16 hex digits of SHA-256 over everything the module docstring lists.
 
-    `structure_digest` is the callable's `structure` if it was taken elsewhere, such as in the user's own process.
+    Args:
+        workload: the model and its inputs.
+        mode: "inference" or "training".
+        structure_digest: the callable's `structure` if it was taken elsewhere, such as in the user's own process.
+        weights: the digest of the weights' values, or "" if all that is found holds for any values.
     """
     inputs = [[float(example.weight), describe_example(example)] for example in workload.examples]
     if structure_digest is None:
         structure_digest = structure(workload.call)
-    return _digest({"mode": mode, "structure": structure_digest, "inputs": inputs})[:16]
+    facts = {"mode": mode, "structure": structure_digest, "inputs": inputs}
+    return _digest({**facts, "weights": weights} if weights else facts)[:16]
 
 
 def structure(call: Callable[..., Any], attributes: Attributes | None = None) -> str:

@@ -13,6 +13,7 @@ from torch import fx
 from torchwise._torch import aot_autograd, dispatch, dynamo, inductor
 from torchwise._torch.dynamo import count_compiled_graphs
 from torchwise.compile import compile_plan
+from torchwise.compile.transforms.quantization import has_quantized_layers
 from torchwise.compile.uncompiled_reason import why_uncompiled
 from torchwise.diagnose.bisect.probe_runner import Graphs, Part, Probe, ProbeResult
 from torchwise.errors import BaselineError, InputError
@@ -21,6 +22,7 @@ from torchwise.measure.paired_timing import Precision, measure_pair
 from torchwise.plan import EAGER, Trait
 from torchwise.records import CheckCause, Measurement, Outcome, Verdict
 from torchwise.records.bisection import Observation, Operation, Symptom
+from torchwise.trial.experiment import PlanCandidate
 from torchwise.trial.inspection import mix_of
 from torchwise.trial.loading import load, refuse_step, runner
 from torchwise.trial.plain_call import PlainCall, run_plainly
@@ -165,13 +167,17 @@ def _baseline(workload: Workload, probe: Probe) -> Observation:
 
 def _verdict(workload: Workload, candidate: Callable[..., Any], probe: Probe) -> Verdict:
     """Verify on the examples alone: a repro could not show a fault that only other inputs show."""
-    eager, plan = workload.call, probe.job.plan
+    plan = probe.job.plan
+    if probe.job.workload.tolerance is not None and probe.stage == "plan" and candidate is not workload.call:
+        workload = replace(workload, call=PlanCandidate(plan).substitute(workload.call))  # as its trial was verified
+    eager = workload.call
     if probe.stage == "plan" and plan.precision != "native":
         eager_probe = replace(probe, job=replace(probe.job, plan=replace(EAGER, precision=plan.precision)))
         eager = build(workload, eager_probe)
     precision = plan.precision if probe.stage == "plan" else "native"
     stateful = Trait.STATEFUL in probe.job.traits
     subject = Subject(workload, candidate, eager, precision, training=_trains(probe), stateful=stateful)
+    subject = replace(subject, is_quantized=has_quantized_layers(workload.call))
     with torch.set_grad_enabled(_trains(probe)):
         return verify(subject, extra_draws=0)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torchwise.errors import PlanError
 from torchwise.plan import Numerics, Plan
 from torchwise.plan.space import numerics_of
-from torchwise.records import Figure, Interval, Study, Verdict
+from torchwise.records import Figure, Interval, Outcome, Study, Trial
 from torchwise.records import format as show
 from torchwise.records.candidates import rows
 from torchwise.records.reasons import workload_of
@@ -45,9 +45,7 @@ def accuracy_plot(study: Study) -> Plot | None:
     points = [
         _Point(series, series.row.speedup, lost)
         for series in series_of(study)
-        if series.row.trial
-        and series.row.speedup
-        and (lost := measure_loss(series.row.trial.verdict, spec.metric)) is not None
+        if series.row.trial and series.row.speedup and (lost := measure_loss(series.row.trial, spec.metric)) is not None
     ]
     if not points or not any(_may_lose(trial.plan) for trial in study.trials):
         return None
@@ -59,23 +57,27 @@ def accuracy_plot(study: Study) -> Plot | None:
         title="Accuracy lost for speed won",
         summary=summary,
         caption="Each dot is a plan: right of 1 is faster than eager, and higher is less accurate. The bar is the 95 % "
-        f"interval. The grey line joins the plans that no other beats in both.{allowed} A hollow dot was not verified. "
-        "Plans that were refused before they were timed are in the table alone.",
+        f"interval. The grey line joins plans that no other, nor eager, beats in both.{allowed} A hollow dot was not "
+        "verified. Plans that were refused before they were timed are in the table alone.",
         svg=draw("accuracy", summary, 3.4 + 0.2 * len(points), lambda axes: _paint(axes, points, spec.tolerance, kind)),
         header=("plan", "speed-up", kind, "answer"),
         table=tuple(_list_cells(study, spec.metric)),
     )
 
 
-def measure_loss(verdict: Verdict | None, metric: str | None) -> float | None:
-    """Return the error of a plan, or the share of the metric that it loses, or None if it was not compared.
+def measure_loss(trial: Trial, metric: str | None) -> float | None:
+    """Return the error of a plan, or the share of the metric that it loses, or None if nobody measured it.
 
-    A plan without other operators and numbers loses nothing of a metric.
+    A metric is taken of plans with other operators and numbers alone. A verified plan of the same precision loses
+    nothing of it.
     """
+    verdict = trial.verdict
     if verdict is None or metric is None:
         return None if verdict is None else verdict.error
     found = [check.figures[Figure.METRIC_LOST] for check in verdict.checks if Figure.METRIC_LOST in check.figures]
-    return max((0.0, *found))
+    if found:
+        return max(found)
+    return None if verdict.outcome is not Outcome.PASS or _may_lose(trial.plan) else 0.0
 
 
 def _may_lose(plan: Plan) -> bool:
@@ -87,7 +89,7 @@ def _may_lose(plan: Plan) -> bool:
 
 def _list_cells(study: Study, metric: str | None) -> list[tuple[str, ...]]:
     tried = [row for row in rows(study) if row.trial and row.trial.verdict]
-    losses = [measure_loss(row.trial.verdict, metric) if row.trial else None for row in tried]
+    losses = [measure_loss(row.trial, metric) if row.trial else None for row in tried]
     return [
         (row.name, show.speedup(row.speedup), show.relative_error(lost), row.verdict or show.NONE)
         for row, lost in zip(tried, losses, strict=True)
@@ -95,8 +97,9 @@ def _list_cells(study: Study, metric: str | None) -> list[tuple[str, ...]]:
 
 
 def list_best(points: Sequence[_Point]) -> list[_Point]:
-    """Return the verified plans that no other beats in both speed and loss, the fastest first."""
-    ranked = sorted((point for point in points if point.is_figure), key=lambda one: (-one.speedup.mid, one.lost))
+    """Return the verified plans that no other beats in both speed and loss, nor eager, the fastest first."""
+    faster = (point for point in points if point.is_figure and point.speedup.mid > 1)
+    ranked = sorted(faster, key=lambda one: (-one.speedup.mid, one.lost))
     least = list(accumulate((point.lost for point in ranked), min))
     return [point for place, point in enumerate(ranked) if place == 0 or point.lost < least[place - 1]]
 
@@ -104,7 +107,7 @@ def list_best(points: Sequence[_Point]) -> list[_Point]:
 def _describe(points: Sequence[_Point], has_metric: bool) -> str:
     best = list_best(points)
     if not best:
-        return "No plan was verified and timed precisely enough to be compared."
+        return "No plan that beats eager was verified and timed precisely enough to be compared."
 
     def tell(point: _Point) -> str:
         lost = f"{show.percent(point.lost)} of the metric" if has_metric else f"{show.relative_error(point.lost)}"

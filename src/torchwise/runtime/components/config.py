@@ -24,6 +24,7 @@ from torchwise.plan.workload_spec import (
     WorkloadSpec,
     check_iterations,
     check_timeout,
+    check_tolerance,
 )
 
 VARIABLE = "TORCHWISE_DISABLE"
@@ -97,6 +98,8 @@ class CompileConfig:
         device: "cpu" or "cuda", the device for components, or None for CUDA if there is a GPU.
         store: URL or file of the store, or None for the user's own.
         progress: whether a search shows its trials on standard error.
+        tolerance: with allow "quantized" or "substituted", the relative error (root mean square) that each output may
+            have, or None for that of `tune`: 0.02 with "quantized", and no other operators with "substituted".
     """
 
     enabled: bool = True
@@ -121,6 +124,7 @@ class CompileConfig:
     store: str | None = None
     progress: bool = True
     background: bool | None = None
+    tolerance: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("enabled", "lazy", "fullgraph", "verify", "fallback", "progress"):
@@ -132,6 +136,7 @@ class CompileConfig:
         check_iterations(self.iterations)
         self._check_modes()
         check_effort(self.effort)
+        check_tolerance(self.tolerance)
         _one_of("autocast", self.autocast, (*AUTOCAST, None))
         _one_of("device", self.device, ("cpu", "cuda", None))
         if not _is_number(self.minimum_speedup) or not self.minimum_speedup >= 1:
@@ -199,6 +204,7 @@ class CompileConfig:
             "calls": self.calls,
             "restarts": self.restarts,
             "allow": self.allow,
+            "tolerance": self.tolerance,
             "effort": self.effort,
             "budget": self.budget_s,
             "compile_timeout": self.compile_timeout_s,

@@ -26,6 +26,7 @@ from torchwise.study import Request, run_study
 from torchwise.study.apply_approvals import apply_approvals
 from torchwise.trial import Job, ProcessLauncher, ProcessSettings, send_model
 from torchwise.workload.identity import identity, structure
+from torchwise.workload.weights import digest_if_judged
 
 BUDGET_S = 300.0
 """Default limit of a process, in seconds of tuning, as a model may break into dozens of graphs."""
@@ -84,8 +85,9 @@ def _find_decision(captured: Captured, request: Request, storage: Storage) -> De
     """
     spec = request.workload
     job = Job("inspect", spec, settings=request.settings)
+    weights = digest_if_judged(captured.graph, spec)
     key = StudyKey(
-        identity=job.identity_of(identity(captured.workload, spec.mode, request.structure)),
+        identity=job.identity_of(identity(captured.workload, spec.mode, request.structure, weights)),
         fingerprint=environment.detect(spec.device).fingerprint,
         device=spec.device,
         mode=spec.mode,

@@ -11,7 +11,7 @@ from torchwise.plan.effort import EFFORTS, EffortProfile, check_effort
 from torchwise.records import Decision, Inspection, Trial
 from torchwise.records.answer import Answer, Trust, judge_trust
 from torchwise.records.listener import Listener
-from torchwise.records.structure_differences import another_model
+from torchwise.records.structure_differences import OTHER_WEIGHTS, another_model
 from torchwise.report.facts import command_line
 from torchwise.study.lock.check_results import Check, Checked, State
 from torchwise.study.lock.entry import Entry, is_same_hardware
@@ -148,6 +148,8 @@ def _describe_change(decision: Decision, inspection: Inspection) -> str:
         return another_model(decision.structure_details, inspection.structure_details)
     if inspection.inputs != decision.inputs:
         return f"the inputs differ: {' | '.join(decision.inputs)} locked, {' | '.join(inspection.inputs)} here"
+    if inspection.weights != decision.weights:
+        return OTHER_WEIGHTS
     if inspection.identity != decision.identity:
         return "the weights of the example inputs changed, or the mode of the model"
     return ""

@@ -152,6 +152,7 @@ class _Section:
     identity: str
     structure: str
     structure_details: str | None = None
+    weights: str | None = None
     hardware: dict[str, str | int | float]
     software: dict[str, str | int]
 
@@ -177,6 +178,7 @@ def section_of(entry: Entry) -> dict[str, Any]:
         "break_even_calls": _range(decision.break_even_calls),
         "notes": entry.notes or None,
         "structure_details": decision.structure_details or None,
+        "weights": decision.weights or None,
         "hardware": {name: environment[name] for name in HARDWARE if environment[name] is not None},
         "software": {name: environment[name] for name in SOFTWARE if environment[name] is not None},
     }
@@ -222,6 +224,7 @@ def _decision(key: Key, section: _Section, plan: Plan) -> Decision:
         break_even_calls=_read_interval("break_even_calls", section.break_even_calls),
         workload=codec.from_builtins({"target": key[0], "mode": key[1], "device": device, **request}, WorkloadSpec),
         structure_details=section.structure_details or "",
+        weights=section.weights or "",
         environment=codec.from_builtins({"hostname": "", **section.hardware, **section.software}, Environment),
         **{name: getattr(section, name) for name in _DECIDED},
     )

@@ -36,7 +36,7 @@ FLOAT8_CAPABILITY = (8, 9)
 
 def has_linear_layers(model: Any) -> bool:
     """Whether a model has, or is, a linear layer that a format fits."""
-    return bool(list_int8_dynamic_layers(model))
+    return any(_list_layers(model, kind) for kind in (Int8Dynamic, Int8Weights, Int4Weights, Float8Dynamic))
 
 
 def has_quantized_layers(call: Any) -> bool:
@@ -112,6 +112,7 @@ def _quantize(
         for one in changed:
             part = model.get_submodule(one)
             part.__class__ = kind  # the copy's class, which Torchwise created
+            part.check_names(f"a plan with {name}")  # type: ignore[operator]
             part.quantize()  # type: ignore[operator]
     return model, lambda inner: inner
 

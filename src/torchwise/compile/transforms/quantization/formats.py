@@ -6,13 +6,16 @@ plan finds its reference, it computes the same function exactly.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from torchwise._torch import low_bits
+from torchwise._torch import low_bits, private_name
+from torchwise._torch.private_name import PrivateName
+from torchwise.errors import UnsupportedError
 
 GROUP = 32
 """Weights of 4 bits that share a scale."""
@@ -22,11 +25,20 @@ MIN_ROWS_CUDA = 32
 TINY = 1e-12
 """The least scale: a row of zeros has none."""
 
-_multiply_int8 = low_bits.INT8_PRODUCT.get("a plan with int8_dynamic")
-_multiply_int8_weights = low_bits.INT8_WEIGHTS_PRODUCT.get("a plan with int8_weights")
-_multiply_int4 = low_bits.INT4_PRODUCT.get("a plan with int4_weights")
-_multiply_int4_cuda = low_bits.INT4_PRODUCT_CUDA.get("a plan with int4_weights")
-_multiply_float8 = low_bits.FLOAT8_PRODUCT.get("a plan with fp8_dynamic")
+
+def _find(name: PrivateName) -> Any:
+    """Return a function of PyTorch, or None: `check_names` says which format needs it."""
+    try:
+        return name.get()
+    except UnsupportedError:
+        return None
+
+
+_multiply_int8 = _find(low_bits.INT8_PRODUCT)
+_multiply_int8_weights = _find(low_bits.INT8_WEIGHTS_PRODUCT)
+_multiply_int4 = _find(low_bits.INT4_PRODUCT)
+_multiply_int4_cuda = _find(low_bits.INT4_PRODUCT_CUDA)
+_multiply_float8 = _find(low_bits.FLOAT8_PRODUCT)
 
 
 class QuantizedLinear(nn.Linear):
@@ -34,9 +46,19 @@ class QuantizedLinear(nn.Linear):
 
     Attributes:
         MULTIPLES: the numbers of inputs and of outputs must be multiples of these, for each kind of device.
+        NAMES: PyTorch's private names that the format needs, for each kind of device.
     """
 
     MULTIPLES: ClassVar[dict[str, tuple[int, int]]]
+    NAMES: ClassVar[dict[str, tuple[PrivateName, ...]]]
+
+    def check_names(self, feature: str) -> None:
+        """Refuse a PyTorch that lacks a name which the format needs.
+
+        Raises:
+            UnsupportedError: naming it.
+        """
+        private_name.check(feature, self.NAMES.get(self.weight.device.type, ()))
 
     def quantize(self) -> None:
         """Round the weight, and keep the result in buffers that no `state_dict` has."""
@@ -52,7 +74,7 @@ class QuantizedLinear(nn.Linear):
         Autocast gives such a product its own dtype, whatever the input has.
         """
         device = input.device.type
-        is_cast = torch.is_autocast_enabled(device) and not is_wide(input)
+        is_cast = torch.is_autocast_enabled(device) and input.is_floating_point() and not is_wide(input)
         is_unfit = input.shape[-1:] != (self.in_features,) or not (is_cast or input.dtype is self.weight.dtype)
         if is_unfit or input.numel() == 0:
             return super().forward(input)
@@ -64,18 +86,27 @@ class QuantizedLinear(nn.Linear):
 
     def _keep(self, **tensors: torch.Tensor) -> None:
         for name, tensor in tensors.items():
-            self.register_buffer(name, tensor, persistent=False)
+            self.register_buffer(name, tensor.contiguous(), persistent=False)
 
 
 class Int8Dynamic(QuantizedLinear):
     """Whole numbers of 8 bits: the weight with a scale for each output, inputs with one for each row."""
 
     MULTIPLES: ClassVar = {"cpu": (1, 1), "cuda": (8, 8)}
+    NAMES: ClassVar = dict.fromkeys(("cpu", "cuda"), (low_bits.INT8_PRODUCT,))
     int8_weight: torch.Tensor
     weight_scale: torch.Tensor
 
     def quantize(self) -> None:
-        """Round the weight."""
+        """Round the weight.
+
+        Raises:
+            UnsupportedError: this CPU's product of whole numbers is not exact.
+        """
+        if self.weight.device.type == "cpu" and not multiplies_exactly():
+            raise UnsupportedError(
+                "transforms has 'int8_dynamic', but this CPU adds products of 8 bits in 16, which is too few"
+            )
         scaled, scale = scale_rows(self.weight.detach(), LARGEST_INT8)
         self._keep(int8_weight=torch.round(scaled).to(torch.int8), weight_scale=scale.flatten())
 
@@ -92,6 +123,7 @@ class Int8Dynamic(QuantizedLinear):
 class Int8Weights(QuantizedLinear):
     """Weights of 8 bits with a scale for each output. A CPU multiplies in bfloat16, a GPU in the input's dtype."""
 
+    NAMES: ClassVar = {"cpu": (low_bits.INT8_WEIGHTS_PRODUCT,)}
     MULTIPLES: ClassVar = {"cpu": (16, 1), "cuda": (1, 1)}  # a CPU reads beyond the end of a row of any other length
     int8_weight: torch.Tensor
     weight_scale: torch.Tensor
@@ -106,17 +138,25 @@ class Int8Weights(QuantizedLinear):
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """Multiply with the rounded weight."""
         if is_wide(rows) or rows.device.type != "cpu":
-            return functional.linear(rows, self.int8_weight.to(rows.dtype)) * self.weight_scale.to(rows.dtype)
+            return functional.linear(rows, self.dequantize(rows.dtype))
         product: torch.Tensor = _multiply_int8_weights(
             rows.bfloat16().contiguous(), self.int8_weight, self.weight_scale.bfloat16()
         )
         return product
+
+    def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the rounded weight as numbers. A product with whole numbers would be too large for float16."""
+        return self.int8_weight.to(dtype) * self.weight_scale.to(dtype)[:, None]
 
 
 class Int4Weights(QuantizedLinear):
     """Weights of 4 bits, each group of them with a scale and an offset in bfloat16."""
 
     MULTIPLES: ClassVar = {"cpu": (GROUP, 16), "cuda": (128, 8)}
+    NAMES: ClassVar = {
+        "cpu": (low_bits.INT4_PACK, low_bits.INT4_PRODUCT),
+        "cuda": (low_bits.INT4_PACK_CUDA, low_bits.INT4_PRODUCT_CUDA),
+    }
     packed_weight: torch.Tensor
     scales_and_zeros: torch.Tensor
 
@@ -148,18 +188,21 @@ class Float8Dynamic(QuantizedLinear):
     """Numbers of 8 bits, 4 of them for an exponent: the weight with a scale for each output, inputs for each row."""
 
     MULTIPLES: ClassVar = {"cuda": (16, 16)}
+    NAMES: ClassVar = {"cuda": (low_bits.FLOAT8_PRODUCT,)}
     float8_bytes: torch.Tensor
     weight_scale: torch.Tensor
+    float8: torch.dtype
 
     def quantize(self) -> None:
         """Round the weight. It is kept as bytes, as a copy in a lower precision would convert the numbers."""
+        self.float8 = _FLOAT8  # code compiled ahead of time depends on no global dtype
         scaled, scale = scale_rows(self.weight.detach(), _LARGEST_FLOAT8)
         self._keep(float8_bytes=scaled.to(_FLOAT8).view(torch.uint8), weight_scale=scale.flatten())
 
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """Round the rows, and multiply."""
         scaled, scale = scale_rows(rows, _LARGEST_FLOAT8)
-        small, weight = scaled.to(_FLOAT8), self.float8_bytes.view(_FLOAT8)
+        small, weight = scaled.to(self.float8), self.float8_bytes.view(self.float8)
         if is_wide(rows) or not rows.is_cuda:
             return functional.linear(small.to(scale.dtype), weight.to(scale.dtype)) * scale * self.weight_scale
         found: torch.Tensor = _multiply_float8(
@@ -170,6 +213,18 @@ class Float8Dynamic(QuantizedLinear):
 
 _FLOAT8 = torch.float8_e4m3fn
 _LARGEST_FLOAT8 = torch.finfo(_FLOAT8).max
+
+
+@functools.cache
+def multiplies_exactly() -> bool:
+    """Whether a CPU's product of whole numbers is exact: without VNNI, sums of two products may be cut to 16 bits."""
+    most = torch.full((32, 64), 127, dtype=torch.int8)
+    signs = (1, -1)
+    return all(
+        bool((_multiply_int8(most * one, (most * other).t()) == 64 * 127 * 127 * one * other).all())
+        for one in signs
+        for other in signs
+    )
 
 
 def is_wide(tensor: torch.Tensor) -> bool:
