@@ -32,6 +32,21 @@ def test_a_layer_answers_nearly_as_the_original(name: str, rows: int, backend: s
     assert float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt()) < ERRORS[name]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_large_outputs_fit_into_their_dtype(dtype: torch.dtype, backend: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(512, 1024, bias=False)).eval().cuda().to(dtype)
+    x = 400 * torch.randn(64, 512, device="cuda").to(dtype)
+    with torch.no_grad():
+        plan = Plan(transforms=("int8_weights",), backend=backend)
+        call = compile_plan(model, plan, Example((x,)), device="cuda", mode="inference").call
+        found, expected = call(x).double(), model.double()(x.double())
+    assert float(expected.abs().max()) > 100
+    assert bool(found.isfinite().all())
+    assert float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt()) < 0.02
+
+
 def test_sizes_that_a_gpu_does_not_multiply_are_left_alone() -> None:
     odd = torch.nn.Sequential(torch.nn.Linear(20, 12)).cuda()
     for name in ("int8_dynamic", "int4_weights", "fp8_dynamic"):
