@@ -29,25 +29,17 @@ from torchwise.plan.choice import find_choice, load_choices, skip_parts
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.rules import freezes_weights, has_fixed_weights
 from torchwise.plan.workload_spec import DEFAULT_TOLERANCE, TuneOptions, WorkloadSpec
-from torchwise.records import CheckName, Decision, Outcome
-from torchwise.records.structure_differences import OTHER_WEIGHTS
+from torchwise.records import CheckName, Outcome
 from torchwise.runtime.fallback_reason import FallbackReason as Fallback
-from torchwise.runtime.staleness import stale_because
-from torchwise.study.decision import decide
 from torchwise.study.history import History
-from torchwise.study.lock.entry import entry_in, entry_of, section_of
 from torchwise.study.request import Request
 from torchwise.testing.records import make_study
 from torchwise.trial import Job
 from torchwise.trial.experiment import PlanCandidate, PlanExperiment
-from torchwise.trial.inspection import inspect
 from torchwise.trial.smaller_rewrites import find_smaller_rewrite
 from torchwise.verify import sensitivity
 from torchwise.verify.sensitivity import choose_skipped
-from torchwise.workload import Example, Workload
-from torchwise.workload.identity import identity
-from torchwise.workload.target import find_factory
-from torchwise.workload.weights import UNREADABLE, digest_if_judged, digest_weights
+from torchwise.workload import Example
 
 FORMATS = ("int8_dynamic", "int8_weights", "int4_weights")
 ERRORS = {"int8_dynamic": 0.02, "int8_weights": 0.01, "int4_weights": 0.15}
@@ -309,90 +301,6 @@ def test_a_program_that_serves_such_a_plan_gets_the_model_wherever_the_plan_does
         model[0].weight.mul_(2.0)
         assert torch.equal(served(x), model(x)), "the weights changed"
     assert set(served.statistics.sentences) == {Fallback.GRADIENTS_ENABLED, Fallback.STALE_DECISION}
-
-
-def change_weights(model: nn.Module) -> None:
-    with torch.no_grad():
-        model.get_parameter("0.weight").mul_(2.0)
-
-
-@pytest.mark.parametrize("calls_before", [0, 1])
-def test_weights_that_nobody_judged_are_never_rounded_and_served(calls_before: int) -> None:
-    model, x = make_model(), torch.randn(4, 64)
-    served = apply(model, make_decision(model, INT8, x))
-    with torch.no_grad():
-        for _ in range(calls_before):
-            served(x)
-        change_weights(model)
-        for _ in range(4):
-            assert torch.equal(served(x), model(x))
-        assert served.statistics.optimized == calls_before
-    assert served._dispatcher.refusal.reason is Fallback.STALE_DECISION
-
-
-def test_equal_weights_that_were_loaded_again_are_compiled_again() -> None:
-    model, x = make_model(), torch.randn(4, 64)
-    served = apply(model, make_decision(model, INT8, x))
-    with torch.no_grad():
-        served(x)
-        model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
-        served(x)
-        assert 0 < error_of(served(x), model(x)) < 0.02
-    assert set(served.statistics.sentences) == {Fallback.MODEL_CHANGED}
-
-
-def test_a_decision_holds_for_the_weights_that_it_was_judged_on() -> None:
-    model, x = make_model(), torch.randn(4, 64)
-    decision = make_decision(model, INT8, x)
-    assert stale_because(model, decision) is None
-    assert stale_because(model, Decision.from_json(decision.to_json())) is None
-    change_weights(model)
-    assert stale_because(model, decision) == OTHER_WEIGHTS
-    assert stale_because(model, make_decision(model, INT8, x, weights="")) == OTHER_WEIGHTS, "of an earlier version"
-    assert stale_because(model, replace(decision, plan=Plan(backend="inductor"))) is None
-    with pytest.raises(StalePlanError, match="was not judged on these weights"):
-        apply(model, decision, strict=True)
-
-
-def test_the_identity_has_the_weights_only_where_a_tolerance_judges() -> None:
-    model = make_model()
-    model.register_buffer("cache", torch.ones(2), persistent=False)
-    model.register_buffer("kept", torch.ones(2))
-    judged, plain = WorkloadSpec("a:b", tolerance=0.02), WorkloadSpec("a:b")
-    before = digest_if_judged(model, judged)
-    model.cache.add_(1)
-    assert digest_if_judged(model, judged) == before, "state of earlier calls is no weight"
-    model.kept.add_(1)
-    assert digest_if_judged(model, judged) != before
-    assert digest_if_judged(model, plain) == digest_if_judged(model, replace(judged, mode="training")) == ""
-    workload = Workload(model, (Example((torch.randn(4, 64),)),))
-    assert identity(workload, "inference") == identity(workload, "inference", weights="")
-    assert identity(workload, "inference") != identity(workload, "inference", weights=before)
-
-
-def test_weights_of_every_dtype_and_layout_have_a_digest() -> None:
-    def digest_of(tensor: torch.Tensor) -> str:
-        model = nn.Module()
-        model.register_buffer("one", tensor)
-        return digest_weights(model)
-
-    tensors = [torch.ones(3, dtype=dtype) for dtype in (torch.bfloat16, torch.complex64, torch.bool, torch.int8)]
-    tensors += [torch.ones(()), torch.ones(0), torch.ones(2, 3).t(), torch.eye(3).to_sparse()]
-    found = [digest_of(tensor) for tensor in tensors]
-    assert UNREADABLE not in found
-    assert len(set(found)) == len(found)
-    assert digest_of(torch.ones(2, 3, device="meta")) == UNREADABLE
-
-
-def test_a_search_keeps_the_digest_of_the_weights_that_it_judged(target: str) -> None:
-    spec = WorkloadSpec(target, tolerance=0.02)
-    inspection = inspect(Job("inspect", spec, effort=EFFORTS["quick"]), lambda _: None)
-    assert inspection.weights == digest_weights(find_factory(target)()[0])
-    study = make_study(workload=spec, inspection=inspection)
-    decision = decide(History(spec, inspection, ()), study.environment)
-    assert decision.weights == inspection.weights
-    entry = entry_of(replace(study, decision=decision))
-    assert entry_in(entry.key, section_of(entry)).decision.weights == inspection.weights
 
 
 @pytest.mark.slow
