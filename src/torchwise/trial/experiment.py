@@ -106,7 +106,7 @@ class Experiment:
             reproducible=self._candidate.build_reproducible(self._job, self.harness, self.call)
             if is_stochastic
             else None,
-            first=[answer.observation for answer in self._answers],
+            first=[] if is_stochastic else [answer.observation for answer in self._answers],  # they drew other numbers
         )
         # Without a form that draws eager's own random numbers, nothing holds a stochastic plan to the user's limit.
         whole = subject.reproducible if is_stochastic else subject.candidate
