@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 import types
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +19,13 @@ from live_decisions import make_decision
 from torchwise import apply
 from torchwise.compile.backends import load_backend, onnx_runtime, openvino, tensorrt
 from torchwise.compile.backends.exported import compile_exported
+from torchwise.compile.backends.index_checks import find_checks
+from torchwise.compile.backends.whole_numbers import check_whole_numbers
 from torchwise.compile.compiled_plan import compile_plan
 from torchwise.errors import PlanError, UnsupportedError
 from torchwise.plan import CHOICES, Plan, PlanSpace, Trait
-from torchwise.plan.choice import load_choices
+from torchwise.plan.choice import _is_installed, load_choices
+from torchwise.plan.known_names import find_unusable_part
 from torchwise.runtime.background.search import adapt_to_aot
 from torchwise.runtime.call_guard import may_need_gradients
 from torchwise.workload import Example, pytree
@@ -81,6 +86,8 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
         lambda x: torch.nn.functional.batch_norm(x, x[0] * 0, x[0] * 0 + 1, training=True),
         "writes to its running statistics",
     ),
+    "list": (lambda x: (torch._foreach_add_([x], 1), x + 1)[1], "writes to an input"),
+    "expanded": (lambda x: (x + 1)[:1].expand(4, 4), "elements in the same memory"),
     "nothing": (lambda x: (x, 3), "PyTorch captured no graph|computes no tensor"),
 }
 
@@ -214,6 +221,19 @@ def test_a_plug_in_for_all_sizes_need_not_know_which_vary(monkeypatch: pytest.Mo
     assert torch.equal(call(torch.ones(3, 4)), torch.ones(3, 4))
 
 
+def test_a_refusal_tells_which_parts_of_the_plan_it_is_about() -> None:
+    def refuse(*about: str) -> Any:
+        def compile_program(*_: Any) -> Any:
+            raise UnsupportedError("it cannot", about)
+
+        return compile_program
+
+    for about in ((), ("backend",)):
+        with pytest.raises(UnsupportedError, match="takes no part of the model") as found:
+            compile_by(lambda x: x + 1, refuse(*about))(torch.ones(2))
+        assert found.value.about == (about or ("backend", "scope", "transforms", "precision", "shapes"))
+
+
 # Plans.
 
 
@@ -259,6 +279,22 @@ def test_a_missing_package_closes_the_choice_and_says_what_to_install(monkeypatc
     assert any(lacks in sentence for sentence in fast.statistics.sentences.values())
 
 
+def test_a_folder_is_no_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "mere_folder").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not _is_installed("mere_folder")
+    assert _is_installed("torch")
+
+
+def test_a_missing_package_is_named_with_its_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = replace(load_choices()["transforms", "eager_strides"], packages=("not_there",))
+    monkeypatch.setitem(CHOICES, choice.key, choice)
+    found = find_unusable_part(Plan(backend="inductor", transforms=("eager_strides",)))
+    assert (
+        found == "transforms has 'eager_strides', but it needs not_there, which is not installed: pip install not_there"
+    )
+
+
 # OpenVINO.
 
 
@@ -293,10 +329,10 @@ def test_openvino_compiles_an_lstm_with_whole_numbers_and_turned_outputs() -> No
     model, args = Tokens().eval(), (torch.randint(0, 9, (2, 5)), torch.tensor(3))
     compiled = compile_whole(model, OPENVINO, *args)
     check_same(compiled, model, *args)
-    with pytest.raises(UnsupportedError, match=rf"from {2**31} to {2**31}, and OpenVINO can take {-(2**31)} to"):
-        compiled(args[0], torch.tensor(2**31))
+    with pytest.raises(UnsupportedError, match=rf"from {2**30} to {2**30}, and openvino can take {-(2**30)} to"):
+        compiled(args[0], torch.tensor(2**30))
     for wrong in (9, -1):  # OpenVINO would read zeros, and PyTorch raises an error
-        with pytest.raises(UnsupportedError, match="and OpenVINO can take 0 to 8 for it"):
+        with pytest.raises(UnsupportedError, match="and openvino can take 0 to 8 for it"):
             compiled(args[0] * 0 + wrong, args[1])
 
 
@@ -325,13 +361,138 @@ def test_openvino_names_what_it_lacks(call: Callable[..., Any], reason: str) -> 
         compile_whole(lambda x: call(x), OPENVINO, x)(x)
 
 
+def take_shifted(x: torch.Tensor) -> torch.Tensor:
+    return (torch.cumsum(x.ne(1).int(), 1).type_as(x) * x.ne(1)).long() + 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x * 100_000,
+        lambda x: (x * 2654435761) % 97,
+        lambda x: x.cumsum(-1),
+        lambda x: x.sum(),
+        lambda x: x.prod(),
+        lambda x: x**2,
+        lambda x: x << 8,
+        lambda x: (x.float() * 3).long(),
+        lambda x: x + x + x,
+        lambda x: (x.int() * 1000).long() * 2,
+        lambda x: x.masked_fill(x > 1, -(2**40)),
+    ],
+)
+def test_whole_numbers_that_may_need_64_bits_are_refused(call: Callable[..., Any]) -> None:
+    with pytest.raises(UnsupportedError, match="its whole numbers may need 64 bits"):
+        check_whole_numbers(export(call, torch.randint(0, 9, (2, 5))), openvino.WHOLE_NUMBERS)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        take_shifted,
+        lambda x: x + 2,
+        lambda x: x - x,
+        lambda x: (x > 3).sum(-1),
+        lambda x: torch.arange(x.shape[1]) * 4 + x * 0,
+        lambda x: x.float().argmax(-1) + 1,
+        lambda x: x.float().topk(2).indices,
+        lambda x: torch.where(x > 1, x, 0).view(-1)[1:],
+        lambda x: (x.int() * 1000).float(),
+    ],
+)
+def test_small_whole_numbers_are_taken(call: Callable[..., Any]) -> None:
+    check_whole_numbers(export(call, torch.randint(0, 9, (2, 5))), openvino.WHOLE_NUMBERS)
+
+
+def test_openvinos_outputs_lie_on_the_cpu_whatever_the_default_device_is() -> None:
+    class Request:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *args, **kwargs: None
+
+    port = types.SimpleNamespace(get_element_type=lambda: types.SimpleNamespace(get_type_name=lambda: "f32"))
+    whole: Any = types.SimpleNamespace(outputs=[port], create_infer_request=Request)
+    session = openvino._Session(whole, [torch.ones(2)])
+    with torch.device("meta"):
+        (answer,) = session([])
+    assert answer.device.type == "cpu"
+
+
+# Indices, sizes and memory.
+
+
+def export(call: Callable[..., Any], *args: torch.Tensor) -> torch.export.ExportedProgram:
+    class Whole(torch.nn.Module):
+        def forward(self, *args: torch.Tensor) -> Any:
+            return call(*args)
+
+    return torch.export.export(Whole(), args)
+
+
+TABLE = torch.nn.Embedding(9, 4)
+BAG = torch.nn.EmbeddingBag(9, 4)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda ids, x: TABLE(ids),
+        lambda ids, x: TABLE(ids.view(-1, 2).long().clone()),
+        lambda ids, x: BAG(ids),
+        lambda ids, x: x.index_select(0, ids[0]),
+        lambda ids, x: x.gather(0, ids.expand(2, 4)),
+        lambda ids, x: x[ids],
+        lambda ids, x: x[None][:, ids.unsqueeze(0)],
+        lambda ids, x: TABLE(ids[:, 1:]),
+    ],
+)
+def test_indices_beyond_a_table_are_refused(call: Callable[..., Any]) -> None:
+    ids, x = torch.tensor([[8, 1, 2, 3], [4, 5, 6, 7]], dtype=torch.int32), torch.randn(9, 4)
+    ids = ids.long()
+    checks = find_checks(export(call, ids, x), None)
+    for check in checks:
+        check([ids, x], "it")
+    for wrong in (9, -1):
+        bad = ids.clone()
+        bad[0, 1] = wrong
+        with pytest.raises(UnsupportedError, match="and it can take 0 to 8 for it"):
+            [check([bad, x], "it") for check in checks]
+
+
+def test_a_part_of_an_input_is_an_index_by_itself() -> None:
+    other = torch.nn.Embedding(100, 4)
+    checks = find_checks(export(lambda ids: TABLE(ids[:, 0]) + other(ids[:, 1]), torch.zeros(2, 2).long()), None)
+    for check in checks:
+        check([torch.tensor([[8, 99], [0, 50]])], "it")
+    with pytest.raises(UnsupportedError, match="0 to 8 for it"):
+        [check([torch.tensor([[9, 99], [0, 50]])], "it") for check in checks]
+
+
+def test_all_compilers_but_inductors_check_indices() -> None:
+    compiled = compile_by(TABLE, Interpreter(), Plan(backend="onnxruntime"))
+    with pytest.raises(UnsupportedError, match="onnxruntime can take 0 to 8"):
+        compiled(torch.tensor([8])) is None or compiled(torch.tensor([-1]))
+
+
+def test_code_for_one_size_is_refused_where_sizes_vary() -> None:
+    def specialize(program: torch.export.ExportedProgram, inputs: Any, outputs: Any) -> Any:
+        (node,) = program.graph.find_nodes(op="placeholder")
+        int(node.meta["val"].shape[0])
+        return lambda inputs: [inputs[0] + 1]
+
+    dynamic = replace(OPENVINO, shapes="dynamic")
+    with pytest.raises(UnsupportedError, match=r"its code holds only for sizes with .*: keep shapes static"):
+        compile_by(lambda x: x + 1, specialize, dynamic)(torch.ones(5, 3))
+
+
 # ONNX Runtime, AOTInductor and TensorRT.
 
 
 def test_onnx_runtime_names_what_it_lacks() -> None:
     x = torch.rand(3)
+    level = logging.getLogger("torch.onnx").level
     with pytest.raises(UnsupportedError, match=r"ONNX has no operation for prims.bessel_j0"):
         compile_whole(lambda x: torch.special.bessel_j0(x), Plan(backend="onnxruntime"), x)(x)
+    assert logging.getLogger("torch.onnx").level == level
 
 
 def test_onnx_runtime_needs_its_cuda_provider_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

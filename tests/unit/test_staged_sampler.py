@@ -752,6 +752,12 @@ AT_A_LINE = ("capture", "backend", "scope", "transforms")
             [{"transforms": ("fused_attention", "complex_to_real")}],
             [{"transforms": ("fused_attention", "isolate_rnn")}],
         ),
+        (
+            INDUCTOR,
+            ("backend",),
+            [{"memory_format": "channels_last"}, {"transforms": ("isolate_rnn",)}],
+            [{"backend": "eager"}],
+        ),
     ],
 )
 def test_a_refusal_holds_for_all_plans_with_the_parts_it_is_about_and_no_others(

@@ -37,6 +37,16 @@ def is_surely(condition: Any) -> bool:
     return condition if isinstance(condition, bool) else bool(KNOWN_TRUE.get()(condition))
 
 
+def list_conditions(program: torch.export.ExportedProgram) -> list[str]:
+    """List the conditions on sizes under which an exported program was compiled so far, in their order."""
+    values = (node.meta.get("val") for node in program.graph.nodes)
+    modes = (getattr(value, "fake_mode", None) for value in values)
+    known = next((mode.shape_env for mode in modes if mode is not None and mode.shape_env is not None), None)
+    if known is None:
+        return []
+    return [str(guard.expr) for guard in known.guards] + [f"{k} = {v}" for k, v in known.replacements.items()]
+
+
 def number_hint(number: Any) -> int | None:
     """Return a size as it is now, or None if it depends on data. It puts no condition on later calls."""
     return number if isinstance(number, int) else number.node.hint

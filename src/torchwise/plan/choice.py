@@ -180,7 +180,8 @@ class Choice:
 
 @functools.cache  # a search asks a thousand times
 def _is_installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None  # or it is a mere folder of that name
 
 
 ANY = "*"

@@ -42,9 +42,11 @@ def find_unknown_rewrite(plan: Plan) -> str | None:
 
 def find_unusable_part(plan: Plan) -> str | None:
     """Return, in words, which part of a stored plan cannot run here, or None: a package of it may be missing, too."""
-    missing = (choice.tell_missing_package() for choice in find_choices(plan))
-    lacking = next((text for text in missing if text), None)
-    return f"backend is {plan.backend!r}, but {lacking}" if lacking else find_unknown_rewrite(plan)
+    for choice in find_choices(plan):
+        if lacking := choice.tell_missing_package():
+            verb = "has" if choice.field in ("transforms", "options") else "is"
+            return f"{choice.field} {verb} {choice.value!r}, but {lacking}"
+    return find_unknown_rewrite(plan)
 
 
 def _problems(plan: Plan) -> Iterator[str]:

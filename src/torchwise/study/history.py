@@ -62,7 +62,12 @@ def has_part(plan: Plan, field: str, value: Any) -> bool:
 
 
 def _acts_before(part: tuple[str, Any], name: str) -> bool:
-    """Whether a part of a plan surely acts before a transform, which so changes nothing in what the part is given."""
+    """Whether a part of a plan surely acts before a transform, which so changes nothing in what the part is given.
+
+    A backend that is refused for what it is given names the transforms, too. Otherwise, this machine lacks it.
+    """
+    if part[0] == "backend":
+        return True
     own, other = _find_place(part), _find_place(("transforms", name))
     return own is not None and other is not None and own < other
 

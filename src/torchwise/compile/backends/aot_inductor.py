@@ -20,7 +20,7 @@ from torchwise.plan import Plan
 
 def compile(call: Callable[..., Any], plan: Plan, varying: Varying = NOTHING) -> Callable[..., Any]:
     """Return `call`, whose graphs AOTInductor compiles (see `compile_exported`)."""
-    return compile_exported(call, plan, _compile_program, varying)
+    return compile_exported(call, plan, _compile_program, varying, checks_indices=False)
 
 
 def _compile_program(

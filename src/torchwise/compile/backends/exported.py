@@ -15,8 +15,10 @@ from typing import Any
 import torch
 
 from torchwise._torch import dynamo
+from torchwise._torch.symbols import list_conditions
 from torchwise.compile.backends.freezing import Freezing
 from torchwise.compile.backends.graphs import NOTHING, Varying, compile_call
+from torchwise.compile.backends.index_checks import Check, find_checks
 from torchwise.compile.backends.pure_graph import PureGraph
 from torchwise.errors import UnsupportedError, first_line, format_error
 from torchwise.plan import Plan
@@ -26,13 +28,31 @@ Run = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 CompileProgram = Callable[[torch.export.ExportedProgram, Sequence[torch.Tensor], Sequence[torch.Tensor]], Run]
 """Compiles an exported program for inputs like these, to give outputs like these, which have no memory."""
 
+ABOUT = ("backend", "scope", "transforms", "precision", "shapes")
+"""The parts of a plan that decide the graphs that a compiler gets."""
+
 logger = logging.getLogger("torchwise")
 
 
 def compile_exported(
-    call: Callable[..., Any], plan: Plan, compile_program: CompileProgram, varying: Varying = NOTHING
+    call: Callable[..., Any],
+    plan: Plan,
+    compile_program: CompileProgram,
+    varying: Varying = NOTHING,
+    *,
+    checks_indices: bool = True,
+    whole_numbers: range | None = None,
 ) -> Callable[..., Any]:
     """Return `call`, whose graphs a compiler of exported programs compiles on the first call for each signature.
+
+    Args:
+        call: the callable.
+        plan: the plan.
+        compile_program: compiles an exported graph.
+        varying: as for `compile_call`.
+        checks_indices: whether calls with inputs that are indices beyond a table are refused, so that your model raises
+            its error. It costs a look at these inputs.
+        whole_numbers: those that inputs of 64 bits may hold, or None if any.
 
     Raises:
         UnsupportedError: the plan has settings of another compiler. Calls raise it if the compiler takes no graph.
@@ -41,11 +61,24 @@ def compile_exported(
         raise UnsupportedError(f"backend is {plan.backend!r}, but mode and options are Inductor's: leave them out")
 
     def make_backend(_is_alone: bool) -> tuple[Any, list[Any]]:
-        parts = Parts(plan.backend, compile_program)
+        def compile_checked(program: torch.export.ExportedProgram, inputs: Any, outputs: Any) -> Run:
+            checks = find_checks(program, whole_numbers) if checks_indices else []
+            return _check_inputs(compile_program(program, inputs, outputs), checks, plan.backend)
+
+        parts = Parts(plan.backend, compile_checked)
         owned = Freezing(parts, call)  # also without frozen weights: it frees the code with the plan
         return owned, [parts, owned]
 
     return compile_call(call, plan, make_backend, varying)
+
+
+def _check_inputs(run: Run, checks: Sequence[Check], name: str) -> Run:
+    def check_and_run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        for check in checks:
+            check(inputs, name)
+        return run(inputs)
+
+    return check_and_run if checks else run
 
 
 class Parts:
@@ -59,6 +92,7 @@ class Parts:
     def __init__(self, name: str, compile_program: CompileProgram) -> None:
         self._name, self._compile_program = name, compile_program
         self._taken, self._refusal = 0, "PyTorch captured no graph of it"
+        self._about: tuple[str | tuple[str, Any], ...] = ABOUT
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a graph, or return it as it was captured."""
@@ -66,11 +100,15 @@ class Parts:
             pure = PureGraph(graph, inputs)
             program = pure.export()
             with dynamo.leave_trace(), torch.no_grad():
+                conditions = list_conditions(program)
                 compiled = pure.bind(self._compile_program(program, pure.examples, pure.outputs))
+                if added := [one for one in list_conditions(program) if one not in conditions]:
+                    raise UnsupportedError(f"its code holds only for sizes with {added[0]}: keep shapes static")
         except torch.OutOfMemoryError:  # which no other graph would have
             raise
         except Exception as error:  # a compiler may raise any error, and the graph itself still runs
             self._refusal = str(error) if isinstance(error, UnsupportedError) else first_line(format_error(error))
+            self._about = getattr(error, "about", ()) or ABOUT
             logger.info("torchwise: %s leaves a part of the model in eager: %s", self._name, self._refusal)
             return graph.forward
         self._taken += 1
@@ -81,4 +119,4 @@ class Parts:
         """Refuse the plan on exit if the compiler takes no part of the model."""
         yield
         if not self._taken:
-            raise UnsupportedError(f"backend {self._name!r} takes no part of the model: {self._refusal}")
+            raise UnsupportedError(f"backend {self._name!r} takes no part of the model: {self._refusal}", self._about)

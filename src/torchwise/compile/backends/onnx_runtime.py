@@ -65,12 +65,14 @@ def _choose_provider(tensors: Sequence[torch.Tensor]) -> Any:
     if len(devices) > 1 or (device := devices.pop()).type != "cuda":
         raise UnsupportedError("ONNX Runtime needs all inputs and outputs on the CPU, or on one GPU")
     if CUDA not in onnxruntime.get_available_providers():
-        raise UnsupportedError("this onnxruntime has no CUDA provider: pip install onnxruntime-gpu")
+        raise UnsupportedError("this onnxruntime has no CUDA provider: pip install onnxruntime-gpu", ("backend",))
     return CUDA, {"device_id": device.index, "use_tf32": int(torch.backends.cuda.matmul.allow_tf32)}
 
 
 def _convert(program: torch.export.ExportedProgram) -> torch.onnx.ONNXProgram:
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of each library that is not installed
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)  # it warns of each library that is not installed
     try:
         converted = torch.onnx.export(program, dynamo=True, verbose=False, optimize=False)
     except torch.onnx.OnnxExporterError as error:
@@ -78,6 +80,8 @@ def _convert(program: torch.export.ExportedProgram) -> torch.onnx.ONNXProgram:
         if lacking is None:
             raise
         raise UnsupportedError(f"ONNX has no operation for {lacking[1]}") from error
+    finally:
+        log.setLevel(level)
     assert converted is not None
     return converted
 

@@ -15,11 +15,12 @@ import torch
 from torchwise.compile.backends.exported import Run, compile_exported
 from torchwise.compile.backends.graphs import NOTHING, Varying
 from torchwise.compile.backends.pure_graph import find_shape
+from torchwise.compile.backends.whole_numbers import check_whole_numbers, list_dtypes
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 
-MAX_INT = 2**31
-"""Bound of the whole numbers in OpenVINO's plugin for CPUs."""
+WHOLE_NUMBERS = range(-(2**30), 2**30)
+"""Those that inputs may hold. OpenVINO's plugin for CPUs has 32 bits, so sums of two of them fit as well."""
 _TYPES = {
     torch.float32: "f32",
     torch.float16: "f16",
@@ -31,12 +32,14 @@ _TYPES = {
     torch.uint8: "u8",
     torch.bool: "boolean",
 }
+MAX_IDLE = 4
+"""Requests that are kept for later calls. Each holds the tensors of its last call."""
 _LACKS = re.compile(r"No conversion rule found for operations?: (.+)")
 
 
 def compile(call: Callable[..., Any], plan: Plan, varying: Varying = NOTHING) -> Callable[..., Any]:
     """Return `call`, whose graphs OpenVINO compiles (see `compile_exported`)."""
-    return compile_exported(call, plan, _compile_program, varying)
+    return compile_exported(call, plan, _compile_program, varying, whole_numbers=WHOLE_NUMBERS)
 
 
 def _compile_program(
@@ -47,11 +50,15 @@ def _compile_program(
     for tensor in (*inputs, *outputs):
         if tensor.device.type != "cpu":
             raise UnsupportedError(f"OpenVINO runs on the CPU here, but a tensor is on {tensor.device}")
-        if tensor.dtype not in _TYPES:
-            raise UnsupportedError(f"OpenVINO has no {tensor.dtype} on the CPU, where it computes in float32")
+    for dtype in list_dtypes(program):
+        if dtype not in _TYPES:
+            raise UnsupportedError(f"OpenVINO has no {dtype} on the CPU, where it computes in float32")
+    check_whole_numbers(program, WHOLE_NUMBERS)
     tensors = (*program.parameters(), *program.buffers(), *inputs)
     compiled = openvino.Core().compile_model(_convert(program), "CPU", _make_config(tensors))
-    return _Session(compiled, _find_ranges(program, inputs), outputs)
+    if len(compiled.inputs) != len(inputs):
+        raise UnsupportedError(f"OpenVINO has {len(compiled.inputs)} of its {len(inputs)} inputs")
+    return _Session(compiled, outputs)
 
 
 def _convert(program: torch.export.ExportedProgram) -> Any:
@@ -92,33 +99,14 @@ def _make_config(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
     }
 
 
-def _find_ranges(program: torch.export.ExportedProgram, inputs: Sequence[torch.Tensor]) -> list[range | None]:
-    """Return the whole numbers that each input may hold, or None if any.
-
-    The plugin for CPUs has 32 bits for those of 64, and reads zeros beyond the rows of an embedding.
-    """
-    nodes = {node.name: node for node in program.graph.nodes}
-    found: list[range | None] = []
-    for name, tensor in zip(program.graph_signature.user_inputs, inputs, strict=True):
-        tables = [
-            user.args[0]
-            for user in nodes[str(name)].users
-            if user.target is torch.ops.aten.embedding.default and user.args[1] is nodes[str(name)]
-        ]
-        rows = [int(table.meta["val"].shape[0]) for table in tables if isinstance(table, torch.fx.Node)]
-        widest = range(-MAX_INT, MAX_INT) if tensor.dtype is torch.int64 else None
-        found.append(range(min(rows)) if rows else widest)
-    return found
-
-
 class _Session:
     """A compiled model, and its requests that no call uses now. A call takes one for itself.
 
     Requests read PyTorch's memory, and write to that of new tensors if the sizes are known.
     """
 
-    def __init__(self, compiled: Any, ranges: Sequence[range | None], outputs: Sequence[torch.Tensor]) -> None:
-        self._compiled, self._ranges, self._idle = compiled, ranges, list[Any]()
+    def __init__(self, compiled: Any, outputs: Sequence[torch.Tensor]) -> None:
+        self._compiled, self._idle = compiled, list[Any]()
         self._outputs = [
             (shape, output.dtype) if (shape := find_shape(output)) is not None else None for output in outputs
         ]
@@ -129,16 +117,13 @@ class _Session:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Compute the outputs."""
-        for tensor, allowed in zip(inputs, self._ranges, strict=True):
-            if allowed is not None and tensor.numel():
-                _check_range(tensor, allowed)
         try:
             request = self._idle.pop()
         except IndexError:
             request = self._compiled.create_infer_request()
         for place, tensor in enumerate(inputs):
             request.set_input_tensor(place, _share(tensor))
-        answers = [torch.empty(known[0], dtype=known[1]) if known else None for known in self._outputs]
+        answers = [torch.empty(known[0], dtype=known[1], device="cpu") if known else None for known in self._outputs]
         for place, answer in enumerate(answers):
             if answer is not None:
                 request.set_output_tensor(place, _share(answer))
@@ -147,7 +132,8 @@ class _Session:
             _copy(request.get_output_tensor(place), dtype) if answer is None else answer
             for place, (answer, dtype) in enumerate(zip(answers, self._dtypes, strict=True))
         ]
-        self._idle.append(request)
+        if len(self._idle) < MAX_IDLE:
+            self._idle.append(request)
         return found
 
 
@@ -158,20 +144,6 @@ def _share(tensor: torch.Tensor) -> Any:
     if tensor.dtype is torch.bfloat16:  # which NumPy does not have
         return openvino.Tensor(tensor.view(torch.int16).numpy(), list(tensor.shape), openvino.Type.bf16)
     return openvino.Tensor(tensor.numpy(), shared_memory=True)
-
-
-def _check_range(tensor: torch.Tensor, allowed: range) -> None:
-    """Refuse whole numbers that OpenVINO would take for others.
-
-    Raises:
-        UnsupportedError: there is one. The original model answers the call, or raises its own error.
-    """
-    least, most = map(int, torch.aminmax(tensor))
-    if least < allowed.start or most >= allowed.stop:
-        raise UnsupportedError(
-            f"an input has whole numbers from {least} to {most}, and OpenVINO can take {allowed.start} to "
-            f"{allowed.stop - 1} for it"
-        )
 
 
 def _copy(tensor: Any, dtype: torch.dtype) -> torch.Tensor:

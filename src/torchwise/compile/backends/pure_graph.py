@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchwise._torch import dynamo
 from torchwise._torch.dispatch import OpOverload
-from torchwise._torch.symbols import number_expression, varies
+from torchwise._torch.symbols import number_expression, number_hint, varies
 from torchwise.compile.signature import is_strided
 from torchwise.errors import UnsupportedError
 
@@ -51,6 +51,7 @@ class PureGraph:
         self.outputs = [_value_of(node) for node in self._computed]
         if other := [value for value in self.outputs if not isinstance(value, torch.Tensor) or not is_strided(value)]:
             raise UnsupportedError(f"it has an output of type {type(other[0]).__name__}, and not a dense tensor")
+        self._strides = [_find_strides(value) for value in self.outputs]
         self._places = {node: place for place, node in enumerate(placeholders)}
         self._module, values = _copy_computation(graph, self._computed)
         _replace_sizes(self._module, values, placeholders)
@@ -83,7 +84,7 @@ class PureGraph:
 
     def bind(self, run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]) -> Callable[..., list[Any]]:
         """Return a callable with the inputs and outputs of the whole graph, which has `run` compute."""
-        used, strides = self._used, [_find_strides(value) for value in self.outputs]
+        used, strides = self._used, self._strides
         order = {node: place for place, node in enumerate(self._computed)}
         takers = [self._make_taker(one, order) for one in self._given]
 
@@ -193,13 +194,26 @@ def _find_strides(value: torch.Tensor) -> tuple[int, ...] | None:
     """Return the strides that an output must be given, or None if it is contiguous, as compilers answer.
 
     Raises:
-        UnsupportedError: they depend on sizes that vary.
+        UnsupportedError: they depend on sizes that vary, or elements share memory.
     """
     if value.is_contiguous():
         return None
     if any(map(varies, value.stride())):
         raise UnsupportedError("one of its outputs is not contiguous, and its sizes vary")
+    if _overlaps(value):
+        raise UnsupportedError("one of its outputs has elements in the same memory, as `expand` makes: clone it")
     return tuple(map(int, value.stride()))
+
+
+def _overlaps(value: torch.Tensor) -> bool:
+    """Whether elements may share memory: a stride is no larger than the span of the dimensions inside of it."""
+    span = 0
+    for stride, size in sorted(zip(map(int, value.stride()), value.shape, strict=True), key=lambda one: one[0]):
+        if varies(size) or size > 1:
+            if stride <= span:
+                return True
+            span += stride * ((size if isinstance(size, int) else number_hint(size) or 1) - 1)
+    return False
 
 
 def _find_problems(program: torch.export.ExportedProgram) -> Iterator[str]:
@@ -211,26 +225,31 @@ def _find_problems(program: torch.export.ExportedProgram) -> Iterator[str]:
             yield f"it computes with complex numbers ({node.name}), which the backend does not have"
         if not isinstance(node.target, OpOverload):
             continue
-        given = _list_arguments(node)
+        given = list_arguments(node)
         if torch.Tag.nondeterministic_seeded in node.target.tags and not any(
             given.get(name) in (0, 0.0) for name in OFF
         ):
             yield f"{node.target} draws random numbers, and the backend would draw others: use eval() for dropout"
         written = [arg.name for arg in node.target._schema.arguments if arg.alias_info and arg.alias_info.is_write]
-        if any(isinstance(given.get(name), Node) and _is_in(given[name], own) for name in written):
+        if any(_is_in(one, own) for name in written for one in _list(given.get(name))):
             yield f"{node.target} writes to an input or a weight, and the backend only computes values"
         turned_on = given.get(STATISTICS.get(str(node.target).split(".")[1], ""))
         if turned_on is True and given.get("running_mean") is not None:
             yield f"{node.target} writes to its running statistics: use eval()"
 
 
-def _list_arguments(node: Node) -> dict[str, Any]:
+def list_arguments(node: Node) -> dict[str, Any]:
+    """Return the arguments of an operator by their names, with the defaults of those that are not given."""
     assert isinstance(node.target, OpOverload)
     parameters = node.target._schema.arguments
     defaults = {one.name: one.default_value for one in parameters if one.has_default_value()}
     return {**defaults, **dict(zip((one.name for one in parameters), node.args, strict=False)), **node.kwargs}
 
 
-def _is_in(node: Node, memory: set[StorageWeakRef]) -> bool:
-    value = node.meta.get("val")
+def _is_in(node: Any, memory: set[StorageWeakRef]) -> bool:
+    value = node.meta.get("val") if isinstance(node, Node) else None
     return isinstance(value, torch.Tensor) and _memory_of(value) in memory
+
+
+def _list(argument: Any) -> Sequence[Any]:
+    return argument if isinstance(argument, (tuple, list)) else (argument,)
