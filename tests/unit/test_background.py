@@ -26,7 +26,8 @@ from torchwise.compile.aot import Code
 from torchwise.errors import BudgetError, InputError
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
-from torchwise.records import Costs, Failure, FailureKind, Interval, Study, codec
+from torchwise.records import Check as CheckOf
+from torchwise.records import CheckName, Costs, Failure, FailureKind, Interval, Outcome, Study, codec
 from torchwise.runtime import Dispatcher
 from torchwise.runtime.background import protocol, search, tuning
 from torchwise.runtime.background.aot_worker import AotCode, CheckResult, _keeps_no_state
@@ -464,6 +465,7 @@ class Workers:
         self, speedups: dict[Plan, float], failing: tuple[Plan, ...] = (), clock: list[float] | None = None
     ) -> None:
         self.speedups, self.failing, self.clock = speedups, failing, clock
+        self.digests: list[str] = []  # of the answers of the processes that check, in their order
         self.asked: list[tuple[str, Plan]] = []
         self.limits_s: list[float] = []
 
@@ -477,7 +479,9 @@ class Workers:
             return Failure(FailureKind.RAISED, "compile ahead", "UnsupportedError: it depends on G['x']")
         if job.step == "make":
             return codec.to_json(AotCode("0" * 64, {"avx2": True}))
-        return codec.to_json(CheckResult(Attempt(Costs(0.5), PASSED, a_measurement(self.speedups[plan])), "any"))
+        digest = self.digests.pop(0) if self.digests else ""
+        found = Attempt(Costs(0.5), PASSED, a_measurement(self.speedups[plan]), digest=digest)
+        return codec.to_json(CheckResult(found, "any"))
 
 
 COMPILED, CAPTURED = Plan(backend="inductor"), Plan(capture="call")
@@ -491,6 +495,38 @@ def prepare_results(workers: Workers, best: Interval | None = None) -> tuple[Mes
     return search._prepare_plan(
         request, study, Path("/nowhere/0.code"), workers, best, told.append, ApprovalPolicy(())
     ), told
+
+
+@pytest.mark.parametrize("lacks", [False, True])
+def test_a_slower_plan_is_promoted_if_eager_lacks_a_required_property(lacks: bool) -> None:
+    lack = CheckOf(CheckName.DETERMINISTIC, Outcome.FAIL, "on input 1 output differs")
+    study = a_study((a_trial(0, COMPILED, 0.8), a_trial(1, CAPTURED, 0.7)), decided=0)
+    study = replace(study, inspection=replace(study.inspection, properties=(lack,) if lacks else ()))
+    request, told = Request(WorkloadSpec("live:m", require=("deterministic",)), effort="quick"), []  # type: ignore[arg-type, var-annotated]
+    workers = Workers({COMPILED: 0.8, CAPTURED: 0.7})
+    promoted = search._prepare_plan(
+        request,
+        study,
+        Path("/nowhere/0.code"),
+        workers,
+        None,
+        told.append,
+        ApprovalPolicy(()),  # type: ignore[arg-type]
+    )
+    assert (promoted is not None) is lacks
+    candidates = search._candidates(study, study.decision, ApprovalPolicy(()))  # type: ignore[arg-type]
+    assert candidates == ([COMPILED, CAPTURED] if lacks else [COMPILED])
+
+
+@pytest.mark.parametrize(("digests", "is_promoted"), [(["a", "a"], True), (["a", "b"], False)])
+def test_loaded_code_must_give_equal_bits_in_two_processes(digests: list[str], is_promoted: bool) -> None:
+    workers = Workers({COMPILED: 3.0, CAPTURED: 0.5})
+    workers.digests = digests
+    promoted, told = prepare_results(workers)
+    assert workers.asked[:3] == [("make", COMPILED), ("check", COMPILED), ("check", COMPILED)]
+    assert (promoted is not None) is is_promoted
+    if not is_promoted:
+        assert "not verified: deterministic: another process gives other bits" in told[0].text
 
 
 def test_cold_caches_are_timed_in_the_last_search_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -17,8 +17,23 @@ from torch import nn
 
 from torchwise.errors import BaselineError, InputError
 from torchwise.plan import EAGER, Numerics, Plan
+from torchwise.plan.requirements import Property
 from torchwise.plan.workload_spec import BatchDim, TuneOptions, WorkloadSpec
-from torchwise.records import Costs, Failure, FailureKind, Inspection, Measurement, Study, codec
+from torchwise.records import (
+    Check as VerdictCheck,
+)
+from torchwise.records import (
+    CheckName,
+    Costs,
+    Failure,
+    FailureKind,
+    Inspection,
+    Measurement,
+    Outcome,
+    Study,
+    Verdict,
+    codec,
+)
 from torchwise.records.answer import Answer
 from torchwise.records.listener import Listener
 from torchwise.report.facts import command_line, describe_request
@@ -91,6 +106,31 @@ def test_a_compile_time_out_holds_at_every_batch_size(storage: Storage) -> None:
 
     search(storage, Notes(), compile_timeout_s=7.0)
     assert {seconds for task, seconds in heard if task == "try"} == {7.0}
+
+
+def test_a_batch_size_is_found_though_eager_lacks_a_required_property(storage: Storage) -> None:
+    lack = VerdictCheck(CheckName.DETERMINISTIC, Outcome.FAIL, "on input 1 output differs")
+    required: dict[bool, set[tuple[Property, ...]]] = {True: set(), False: set()}
+
+    class Varying(Server):
+        def run(self, job: Any, limits: Any, on_stage: Any) -> str | Failure:
+            answer = super().run(job, limits, on_stage)
+            if isinstance(job, SampleCheck) or job.task not in ("inspect", "try"):
+                return answer
+            required[job.batch is not None].add(job.workload.require)
+            if job.task == "inspect":
+                inspection = codec.from_json(answer, Inspection)  # type: ignore[arg-type]
+                return codec.to_json(replace(inspection, properties=(lack,)))
+            if job.plan == EAGER and job.workload.require:
+                verdict = Verdict((*GOOD.checks, lack))
+                return codec.to_json(replace(codec.from_json(answer, Attempt), verdict=verdict))  # type: ignore[arg-type]
+            return answer
+
+    require = (Property.DETERMINISTIC,)
+    workload = WorkloadSpec("zoo:any", objective="throughput", latency_limit=10.2e-3, calls=10**7, require=require)
+    study = run_study(Request(workload), storage, Varying(), Listener())
+    assert batch_of(study) == (INDUCTOR, 80)
+    assert required == {True: {()}, False: {require}}
 
 
 def batch_of(study: Study) -> tuple[Plan, int]:

@@ -17,19 +17,38 @@ from step_samples import a_step, make_step_workload
 
 import torchwise
 from brief import BRIEF
+from live_decisions import make_decision
 from torchwise.errors import InputError, WorkloadError
-from torchwise.plan import EAGER, Plan
+from torchwise.plan import EAGER, Plan, PlanSpace
 from torchwise.plan.requirements import Property
 from torchwise.plan.workload_spec import WorkloadSpec
-from torchwise.records import Check, CheckName, Costs, Outcome, Trial, TrialState, Verdict, codec
+from torchwise.records import (
+    Check,
+    CheckName,
+    Costs,
+    Failure,
+    FailureKind,
+    Interval,
+    Outcome,
+    Trial,
+    TrialState,
+    Verdict,
+    codec,
+)
 from torchwise.records.candidates import verdict_word
 from torchwise.records.reasons import own_fault
+from torchwise.records.trial import with_repeat
 from torchwise.report.facts import command_line, options
+from torchwise.runtime.components.config import CompileConfig
+from torchwise.runtime.components.find import apply_if_faster, permits
+from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.study.cluster.manifest import Task
 from torchwise.study.decision import decide
+from torchwise.study.history import has_ended_early
 from torchwise.study.lock.entry import entry_in, entry_of, section_of
 from torchwise.study.request import check_requirements
-from torchwise.trial import Job, Limits, try_plan
+from torchwise.study.samplers import StagedSampler
+from torchwise.trial import Job, Limits, measure_again, try_plan
 from torchwise.trial.experiment import attempt
 from torchwise.trial.job import Attempt, Restart
 from torchwise.trial.required_properties import check_original, run_step
@@ -112,13 +131,16 @@ def test_a_training_step_is_judged_by_loss_gradients_and_parameters() -> None:
 
 
 def test_a_step_is_judged_at_a_scale_at_which_no_step_is_skipped() -> None:
-    step = a_step(scaler=torch.amp.GradScaler("cpu", init_scale=2.0**120))
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return 1e3 * torch.nn.functional.cross_entropy(output, target)
+
+    step = a_step(scaler=torch.amp.GradScaler("cpu", init_scale=2.0**127), loss=loss)
     workload = make_step_workload(step)
     runner = StepRunner(step)
-    before = dict(runner.list_parameters())["first.weight"].detach().clone()
+    before = dict(runner.list_parameters())["enter.weight"].detach().clone()
     leaves = dict(run_step(runner, workload.examples)(workload.examples[0], 0).leaves)
-    assert leaves["gradient of first.weight"].isfinite().all()
-    assert not torch.equal(leaves["first.weight after the step"], before)
+    assert leaves["gradient of enter.weight"].isfinite().all()
+    assert not torch.equal(leaves["enter.weight after the step"], before)
 
 
 # ---- of a plan
@@ -190,13 +212,14 @@ def test_sizes_say_what_answers_other_batches(tmp_path: Path) -> None:
 class TwoProcesses(Worker):
     """Answers a try and a restart from a table."""
 
-    def __init__(self, *answers: Attempt | Restart) -> None:
+    def __init__(self, *answers: Attempt | Restart | Failure) -> None:
         super().__init__()
         self.answers = list(answers)
 
-    def run(self, job: Job, limits: Limits, on_stage: object) -> str:  # type: ignore[override]
+    def run(self, job: Job, limits: Limits, on_stage: object) -> str | Failure:  # type: ignore[override]
         self.ran.append(job)
-        return codec.to_json(self.answers.pop(0))
+        answer = self.answers.pop(0)
+        return answer if isinstance(answer, Failure) else codec.to_json(answer)
 
 
 @pytest.mark.parametrize(("digest", "is_verified"), [("a", True), ("b", False)])
@@ -214,6 +237,30 @@ def test_bits_of_a_second_process_count(digest: str, is_verified: bool, speedup:
         assert found.verdict is not None
         assert found.verdict.lacks_property_alone
     assert verdict_word(found.verdict) == ("passed" if is_verified else "not deterministic")
+
+
+def test_a_plan_whose_second_process_the_budget_ended_is_not_shown_to_be_deterministic() -> None:
+    ended = Failure(FailureKind.OUT_OF_BUDGET, "warm compile", "no time is left")
+    worker = TwoProcesses(Attempt(Costs(1.0), PASSED, make_measurement(2.0), digest="a"), ended)
+    spec = WorkloadSpec("a:b", require=(Property.DETERMINISTIC,))
+    trial = Trial(0, INDUCTOR, TrialState.RUNNING)
+    found = try_plan(worker, Job("try", spec), trial, Limits(9.0, 2**30), lambda _: None)  # type: ignore[arg-type]
+    assert (found.state, found.is_verified) == (TrialState.FAIL, False)
+    assert "in a second process" in found.reason
+    assert has_ended_early(found, None, 60.0, 1), "another search tries it again"
+    assert decide(a_history(found, require=("deterministic",), calls=1000), HERE).plan == EAGER
+
+
+@pytest.mark.parametrize(("digest", "is_equal"), [("a", True), ("b", False)])
+def test_bits_of_each_further_process_count(digest: str, is_equal: bool) -> None:
+    timed = make_measurement(2.0)
+    spec = WorkloadSpec("a:b", require=(Property.DETERMINISTIC,))
+    ask = functools.partial(measure_again, job=Job("warm", spec), limits=Limits(9.0, 2**30), on_stage=lambda _: None)
+    found = ask(TwoProcesses(Restart(0.5, timed, digest)), digest="a")  # type: ignore[arg-type]
+    trial = with_repeat(a_trial(INDUCTOR, 2.0), found)
+    assert trial.is_verified is is_equal
+    if not is_equal:
+        assert "the plan is not deterministic: another process gives other bits" in trial.reason
 
 
 # ---- in the decision
@@ -273,6 +320,50 @@ def test_if_eager_lacks_the_property_a_slower_plan_that_has_it_is_chosen() -> No
     none = decide(a_history(make_lacking(INDUCTOR, 2.0), **asked), HERE)
     assert none.plan == EAGER
     assert "Stay with eager, which is itself not deterministic" in none.reason
+
+
+LACK = Check(CheckName.DETERMINISTIC, Outcome.FAIL, "on input 1 output differs")
+
+
+def test_eager_without_the_property_is_the_price_of_a_slower_plan() -> None:
+    inspection = an_inspection(properties=(LACK,))
+    asked: dict[str, Any] = {"inspection": inspection, "require": ("deterministic",), "calls": 1000}
+    slower = decide(a_history(a_trial(INDUCTOR, 0.8, cold_s=1.0), **asked), HERE)
+    assert slower.price is not None
+    assert (slower.price.plan, slower.price.lacks) == (EAGER, ("deterministic",))
+    assert slower.price.ratio.mid == pytest.approx(1 / 0.8)
+    assert "eager is right but not deterministic, and runs at 1.25 [" in slower.reason
+    faster = decide(a_history(a_trial(INDUCTOR, 1.5, cold_s=1.0), **asked), HERE)
+    assert faster.price is None
+    none = decide(a_history(make_lacking(INDUCTOR, 0.9), **asked), HERE)
+    for decision in (slower, faster, none):
+        assert "costs nothing" not in decision.reason
+
+
+def test_a_price_contradicts_no_reason() -> None:
+    stays = decide(a_history(make_lacking(FASTER, 2.0), require=("bitwise",), calls=1000), HERE)
+    assert "no plan that has the required properties was surely faster. The requirement has a price" in stays.reason
+    heavy = decide(a_history(make_lacking(FASTER, 0.9), require=("bitwise",), objective="memory", calls=1000), HERE)
+    assert "costs nothing" not in heavy.reason
+
+
+def test_a_plan_that_is_slower_than_eager_answers_if_eager_lacks_the_property() -> None:
+    model = torch.nn.ReLU()
+    config = CompileConfig.of("production", minimum_speedup=1.0)
+    for require, reason in (((), FallbackReason.NOT_FAST_ENOUGH), ((Property.DETERMINISTIC,), None)):
+        decision = make_decision(model, Plan(threads=1), torch.ones(2))
+        spec = replace(decision.workload, require=require)
+        decision = replace(decision, workload=spec, speedup=Interval(0.7, 0.8, 0.9))
+        found = apply_if_faster(model, decision, config)
+        assert (found.fallback.reason if found.fallback else None) is reason
+        assert permits(config, found) is (reason is None or found.served is None)
+
+
+def test_a_plan_is_sought_for_its_property_even_where_time_could_not_pay() -> None:
+    lacks = {"inspection": an_inspection(properties=(LACK,)), "require": ("deterministic",)}
+    sampler = StagedSampler(PlanSpace("cpu", "inference", frozenset({"module", "gemm"})))
+    few, needed = (sampler.list_worthwhile(a_history(calls=30, **asked)) for asked in ({}, lacks))
+    assert (INDUCTOR in few, INDUCTOR in needed) == (False, True)
 
 
 def test_the_table_says_what_a_refused_plan_lacks() -> None:

@@ -20,7 +20,7 @@ from torchwise.environment import Environment
 from torchwise.errors import BaselineError, InputError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Check as VerdictCheck
-from torchwise.records import Costs, Failure, FailureKind, Measurement, Outcome, Verdict, codec
+from torchwise.records import Costs, Failure, FailureKind, Inspection, Measurement, Outcome, Verdict, codec
 from torchwise.records.listener import Listener
 from torchwise.study.lock import Entry, Lock, environments, write
 from torchwise.study.lock.check import CheckRequest
@@ -154,6 +154,47 @@ def test_what_no_longer_works_there_is_to_be_pinned(answer: Any, state: State, w
     assert words in only(check).detail
     assert only(check).way_out.startswith(f"pin torch=={HERE.torch}, or with torch 9.0.0: torchwise tune")
     assert sentence(check).startswith("Worse with torch 9.0.0: 1 ")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [WRONG, Failure(FailureKind.DIED, "compile", "SIGSEGV"), BaselineError("no such operator")],
+)
+@pytest.mark.parametrize("measure", [True, False])
+def test_what_is_wrong_here_too_is_no_fault_of_the_upgrade(answer: Any, measure: bool) -> None:
+    machine = drift()
+    here, there = Interpreter(HERE, machine, answer=answer), Interpreter(NEWER, machine, answer=answer)
+    row = only(check_upgrade(there, here=here, measure=measure))
+    assert row.state is State.STALE
+    assert row.detail.startswith("it does not hold here, before any upgrade: ")
+    held_up = Interpreter(HERE, machine, answer=Failure(FailureKind.INTERFERED, "measure", "3 times as long"))
+    assert only(check_upgrade(there, here=held_up, measure=measure)).state is State.UNKNOWN
+    assert only(check_upgrade(held_up, measure=measure)).state is State.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(("field", "words"), [("structure", "model"), ("identity", "the weights of the example")])
+def test_another_model_than_the_locked_one_is_stale(field: str, words: str) -> None:
+    machine = drift()
+    here = Interpreter(HERE, machine)
+    here.inspection = {field: "0" * 16}
+    row = only(check_upgrade(Interpreter(NEWER, machine), here=here))
+    assert (row.state, "before any upgrade" in row.detail, words in row.detail) == (State.STALE, True, True), row.detail
+
+
+@pytest.mark.parametrize("kind", [FailureKind.TIMED_OUT, FailureKind.INTERFERED, FailureKind.DIED])
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_a_process_that_is_too_slow_for_once_tells_nothing(kind: FailureKind, where: str) -> None:
+    class Once(Interpreter):
+        def run(self, job: Any, limits: Limits, on_stage: object) -> str | Failure:
+            is_again = not isinstance(job, EnvironmentJob) and job.task == "warm"
+            return Failure(kind, "measure", "…") if is_again else super().run(job, limits, on_stage)
+
+    machine = drift()
+    slow = {"here": Interpreter(HERE, machine), "there": Interpreter(NEWER, machine)}
+    slow[where] = Once(slow[where].environment, machine)
+    lost = State.LOST if where == "there" else State.UNKNOWN
+    expected = lost if kind is FailureKind.DIED else State.INCONCLUSIVE
+    assert only(check_upgrade(slow["there"], here=slow["here"])).state is expected
 
 
 def test_without_timing_it_is_only_verified() -> None:
@@ -314,10 +355,11 @@ def test_a_planted_regression_is_found_with_real_interpreters(tmp_path: Path, mo
     entry = an_entry(f"{tmp_path / 'slowed.py'}:make", plan)
     here = InterpreterLauncher(sys.executable)
     job = Job("inspect", entry.decision.workload)
-    inputs = codec.parse(here.run(job, Limits(60.0, 2**33), lambda _: None), Any)["inputs"]  # type: ignore[arg-type]
-    entry = replace(entry, decision=replace(entry.decision, inputs=tuple(inputs)))
+    inspected = codec.from_json(here.run(job, Limits(60.0, 2**33), lambda _: None), Inspection)  # type: ignore[arg-type]
+    found = {name: getattr(inspected, name) for name in ("inputs", "identity", "structure", "structure_details")}
+    entry = replace(entry, decision=replace(entry.decision, **found))
     lock = Lock().with_entries((entry,))
-    found = run_upgrade_check(lock, CheckRequest(effort="quick"), here, InterpreterLauncher(str(slower)), Listener())
-    assert only(found).state is State.SLOWER, only(found).detail
-    assert only(found).against == f"torch {HERE.torch}"
-    assert only(found).target != TARGET
+    check = run_upgrade_check(lock, CheckRequest(effort="quick"), here, InterpreterLauncher(str(slower)), Listener())
+    assert only(check).state is State.SLOWER, only(check).detail
+    assert only(check).against == f"torch {HERE.torch}"
+    assert only(check).target != TARGET

@@ -92,6 +92,12 @@ class Decision(Document):
         """Whether eager stays only because the measurements do not show whether a plan is faster."""
         return self.answer is Answer.INCONCLUSIVE
 
+    @property
+    def is_for_property(self) -> bool:
+        """Whether eager lacks a required property, so that its plan is decided for although it is not surely faster."""
+        is_faster = self.speedup is not None and self.speedup.low > 1
+        return bool(self.workload.require) and not self.plan.is_eager and not is_faster
+
     def list_changes(self, here: Environment) -> list[str]:
         """List how another machine or software differs, such as "torch: 2.11.0 there, 2.13.0 here".
 

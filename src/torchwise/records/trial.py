@@ -174,6 +174,7 @@ class Trial(Shown):
         repeats: measurements of the plan in further fresh processes.
         graph_break: where and why the graph of the plan breaks first, if that may be why it is not faster, or "".
         instead: a rewrite whose change the user's limit refuses, and the one with fewer parts that passes it, or None.
+        digest: of the answers' bits, if those of every other process must be equal, or "".
     """
 
     number: Count
@@ -190,6 +191,7 @@ class Trial(Shown):
     repeats: tuple[Measurement, ...] = ()
     graph_break: str = ""
     instead: tuple[str, str] | None = None
+    digest: str = ""
 
     def __repr__(self) -> str:
         return f"<Trial {self.number} of {self.plan}: {self.reason or self.state}>"

@@ -217,6 +217,8 @@ class _BatchSearch:
         """Return the batch size of most samples per second from `start` on, or `start` if none keeps the limits."""
         self.listener.note(f"searching for a batch size under {plan}")
         job = replace(self.request.make_job("try"), plan=plan, effort=EFFORTS["quick"], traits=traits)
+        # A size is chosen by speed and memory. The search at that size refuses plans without a required property.
+        job = replace(job, workload=replace(job.workload, require=()))
         compile_s = self.request.make_limits(1).compile_s
         study = PlanStudy(job, self.launcher, self.request.trial_s, self._budget.spent.stage, compile_s)
         until_s = self._budget.now_s + min(self._budget.left_s, self.request.search_s) / 2  # the rest is for plans

@@ -260,6 +260,8 @@ def _why_eager(history: History) -> str:
         )
     if unseen := _not_comparable(history):
         return f"Stay with eager: no candidate's answer could be compared with eager's, so none is verified ({unseen})."
+    if any(t.speedup and t.speedup.low > 1 for t in history.list_lacking()):
+        return "Stay with eager: no plan that has the required properties was surely faster."
     if any(t.state.is_finished for t in history.trials):
         return f"Stay with eager: no candidate was both right and faster.{_too_few_calls(history)}"
     return f"Stay with eager: nothing is worth a trial.{_too_few_calls(history)}"

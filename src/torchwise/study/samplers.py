@@ -124,7 +124,8 @@ class _Option:
         if late := history.ran_out(self.plan):
             return f"compiling it takes longer than {_format_estimate(late.seconds)}, as {late.plan} showed"
         short = self.choice.target_cost == "memory" and not history.eager_fits_memory
-        if history.workload.objective == "memory" or short:  # bounds are of time, and tell nothing of memory
+        # Bounds are of time, and tell nothing of memory, or of a property that eager lacks.
+        if history.workload.objective == "memory" or short or history.eager_lack:
             return (
                 None if self.overhead_s < history.economics.baseline_cost else "compiling takes longer than all calls"
             )

@@ -94,9 +94,8 @@ def try_plan(
         # Only a plan that beat eager may be decided for, and only one that compiles has a warm cost. Further processes
         # will show whether it beats eager. Here it is enough that it did in its own.
         is_compiled = finished.plan.backend != "eager"
-        digest = "" if isinstance(answer, Failure) else answer.digest
-        if (warm and finished.is_promising and is_compiled) or (digest and finished.is_verified):
-            finished = _with_second_process(launcher, job, finished, digest, limits, spent.stage)
+        if (warm and finished.is_promising and is_compiled) or (finished.digest and finished.is_verified):
+            finished = _with_second_process(launcher, job, finished, limits, spent.stage)
     return replace(finished, seconds=spent.seconds)
 
 
@@ -136,6 +135,7 @@ def _record_verdict(trial: Trial, attempt: Attempt) -> Trial:
         costs=attempt.costs,
         graph_break=attempt.graph_break,
         instead=attempt.instead,
+        digest=attempt.digest,
     )
     if verdict.lacks_property_alone and measurement is not None:
         return replace(found, state=TrialState.COMPLETE, reason=_describe_lack(verdict, found))
@@ -152,16 +152,18 @@ def _describe_lack(verdict: Verdict, trial: Trial) -> str:
     return f"refused, at {trial.speedup}× eager's speed, as it lacks a required property: {verdict.reason}"
 
 
-def _with_second_process(
-    launcher: Launcher, job: Job, trial: Trial, digest: str, limits: Limits, on_stage: OnStage
-) -> Trial:
+def _with_second_process(launcher: Launcher, job: Job, trial: Trial, limits: Limits, on_stage: OnStage) -> Trial:
     """Return a verified trial with its warm cost. If bits must be equal in all processes, they are compared."""
     assert trial.verdict is not None
     restart = _restart(launcher, job, limits, on_stage)
+    if isinstance(restart, Failure) and trial.digest and restart.kind is FailureKind.OUT_OF_BUDGET:
+        # Without a second process nobody knows whether it gives equal bits, so another search tries the plan again.
+        failure = in_second_process(restart)
+        return replace(trial, state=TrialState.FAIL, failure=failure, reason=str(failure))
     if isinstance(restart, Failure):
         return with_repeat(trial, in_second_process(restart))
-    if digest:
-        verdict = Verdict((*trial.verdict.checks, compare_processes(digest, restart.digest)))
+    if trial.digest:
+        verdict = Verdict((*trial.verdict.checks, compare_processes(trial.digest, restart.digest)))
         if verdict.outcome is not Outcome.PASS:
             return replace(trial, verdict=verdict, reason=_describe_lack(verdict, trial))
         trial = replace(trial, verdict=verdict)
@@ -176,13 +178,19 @@ def in_second_process(failure: Failure) -> Failure:
 
 
 def measure_again(
-    launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage, caches: Iterable[str] = ()
+    launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage, caches: Iterable[str] = (), digest: str = ""
 ) -> Measurement | Failure:
-    """Time the job's verified plan against eager in one more fresh process. `caches` are as for `hold_duel`."""
+    """Time the job's verified plan against eager in one more fresh process. `caches` are as for `hold_duel`.
+
+    If a digest of the answers' bits is given, it is a failure if this process gives other bits.
+    """
     with own_caches(caches) as folder:
         restart = _restart(launcher, replace(job, cache_dir=folder), limits, on_stage)
     if isinstance(restart, Failure):
         return replace(restart, message=f"in one more process: {restart.message}")
+    alike = compare_processes(digest, restart.digest)
+    if digest and alike.outcome is not Outcome.PASS:
+        return Failure(FailureKind.UNSUPPORTED, WorkerStage.VERIFY, f"the plan is not {alike.name}: {alike.detail}")
     return restart.measurement
 
 

@@ -24,11 +24,13 @@ from torchwise.plan.effort import EFFORTS
 from torchwise.plan.rules import find_choices, iter_changes, merge_changes
 from torchwise.records import Decision, Failure, Interval, Outcome, Study, codec
 from torchwise.records.listener import Listener
+from torchwise.records.verdict import compare_processes
 from torchwise.runtime.background.aot_worker import AotCode, CheckResult, Preparation
 from torchwise.runtime.background.protocol import Message, Order
 from torchwise.store import open_storage
 from torchwise.study import Caches, Request, run_study
 from torchwise.study.apply_approvals import ApprovalPolicy, apply_approvals
+from torchwise.study.history import History
 from torchwise.trial import Assignment, Launcher, Limits, ProcessLauncher, ask_worker
 from torchwise.trial.job import Attempt
 from torchwise.trial.launcher import OnStage
@@ -102,8 +104,9 @@ def search(order: Order, folder: Path, launcher: Launcher, tell: Tell) -> None:
         prepared = _prepare_plan(request, study, folder / f"{tier}.code", launcher, best, tell, rules)
         if prepared is None:
             continue
-        speedup = prepared.parse_decision().speedup
-        if speedup is not None and speedup.low < order.minimum_speedup:
+        decided = prepared.parse_decision()
+        speedup = decided.speedup
+        if speedup is not None and speedup.low < order.minimum_speedup and not decided.is_for_property:
             text = f"{prepared.text}, and minimum_speedup is {order.minimum_speedup}"
             tell(Message("left", text, prepared.decision))
             continue
@@ -183,7 +186,8 @@ def _prepare_plan(
 
 def _candidates(study: Study, decision: Decision, rules: ApprovalPolicy) -> list[Plan]:
     """Return the loadable forms of the decided plan, then of other verified and permitted plans, fastest first."""
-    faster = [t for t in study.trials if t.is_verified and t.speedup and t.speedup.low > 1]
+    needs_speed = _needs_speed(study)
+    faster = [t for t in study.trials if t.is_verified and t.speedup and (t.speedup.low > 1 or not needs_speed)]
     ranked = sorted(faster, key=lambda t: -t.speedup.mid if t.speedup else 0.0)
     plans = [decision.plan, *(t.plan for t in ranked if rules.find_refusal(t.plan) is None)]
     become = dict.fromkeys(adapt_to_aot(plan) for plan in plans)
@@ -209,9 +213,20 @@ def _compile_and_verify(
     attempt = checked.attempt
     if attempt.verdict.outcome is not Outcome.PASS or attempt.measurement is None:
         return f"not verified: {attempt.verdict.reason}"
-    if attempt.measurement.speedup.low <= 1:
+    if attempt.measurement.speedup.low <= 1 and _needs_speed(study):
         return f"it is {attempt.measurement.speedup}× eager's speed here"
+    if attempt.digest:
+        again = ask_worker(launcher, preparation, CheckResult, limits, _hear)
+        if isinstance(again, Failure):
+            return f"in one more process: {again}"
+        if (alike := compare_processes(attempt.digest, again.attempt.digest)).outcome is not Outcome.PASS:
+            return f"not verified: {alike.name}: {alike.detail}"
     return made, checked
+
+
+def _needs_speed(study: Study) -> bool:
+    """Whether a plan must be faster than eager. One that has a property which eager lacks need not be."""
+    return History(study.workload, study.inspection, study.trials).eager_lack is None
 
 
 def _update_decision(decision: Decision, plan: Plan, attempt: Attempt) -> Decision:

@@ -91,8 +91,13 @@ def permits(config: CompileConfig, found: Found) -> bool:
         is_allowed = allowed.allows(numerics_of(decision.plan))
     except PlanError:  # of a plug-in that is not here: the original answers
         return True
+    return is_allowed and (is_fast_enough(decision, config) or not config.verify)
+
+
+def is_fast_enough(decision: Decision, config: CompileConfig) -> bool:
+    """Whether a plan surely has the config's minimum speed-up, or is needed for a property that eager lacks."""
     is_fast = decision.speedup is not None and decision.speedup.low >= config.minimum_speedup
-    return is_allowed and (is_fast or not config.verify)
+    return is_fast or decision.is_for_property
 
 
 def search_in_background(
@@ -184,7 +189,7 @@ def apply_if_faster(original: Callable[..., Any], decision: Decision, config: Co
     speedup = decision.speedup
     if decision.plan.is_eager:
         return Found(None, decision.reason, Fallback(FallbackReason.EAGER_DECISION), decision)
-    if speedup is None or speedup.low < config.minimum_speedup:
+    if not is_fast_enough(decision, config):
         reason = (
             f"{decision.plan} is {speedup} times as fast, surely less than minimum_speedup {config.minimum_speedup}"
         )

@@ -93,7 +93,7 @@ class _Checks:
         study = PlanStudy(job, self.launcher, self.request.limit_s, self.listener.stage)
         try:
             inspection = study.inspect()
-            if changed := _describe_change(decision, inspection):
+            if changed := describe_change(decision, inspection):
                 return make_row(entry, State.STALE, changed, tune_again(entry))
             if self.request.fullgraph:
                 study.require_full_graph()
@@ -142,7 +142,7 @@ class _Checks:
         return effort if measure else replace(effort, measure_s=0.0)
 
 
-def _describe_change(decision: Decision, inspection: Inspection) -> str:
+def describe_change(decision: Decision, inspection: Inspection) -> str:
     """Describe the differences of the model or its inputs from those of the decision, or return an empty string."""
     if inspection.structure != decision.structure:
         return another_model(decision.structure_details, inspection.structure_details)

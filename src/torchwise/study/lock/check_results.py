@@ -92,7 +92,8 @@ class Check(codec.Document):
 
     Attributes:
         rows: every requested section, and every named target that has no section for this machine.
-        confidence: of each single interval, so that all of them hold together with 95 %.
+        confidence: of each single interval, so that all of them hold together with 95 %. In a check against another
+            PyTorch, each interval by itself holds with 95 %.
         trust: reliability of the new measurements, or None if there were none, or for checks of earlier versions.
     """
 

@@ -16,12 +16,12 @@ from torchwise import environment
 from torchwise.environment import Environment
 from torchwise.errors import BaselineError, GraphBreakError, InputError, InternalError, UnsupportedError
 from torchwise.plan.effort import EFFORTS
-from torchwise.records import Failure, Interval, Measurement, Trial
+from torchwise.records import Failure, FailureKind, Interval, Measurement, Trial
 from torchwise.records import format as show
 from torchwise.records.listener import Listener
 from torchwise.records.processes import ratio_across
 from torchwise.records.statistics import CONFIDENCE, ratio_of
-from torchwise.study.lock.check import CheckRequest, make_missing_row, make_row, tune_again
+from torchwise.study.lock.check import CheckRequest, describe_change, make_missing_row, make_row, tune_again
 from torchwise.study.lock.check_results import Check, Checked, State
 from torchwise.study.lock.entry import Entry, is_same_hardware
 from torchwise.study.lock.file import Lock
@@ -33,6 +33,7 @@ MIN_PAIRS = 3
 """Pairs of processes from which a result may count."""
 MORE_PAIRS = 3
 """Pairs beyond the processes of the effort, if these leave the result open."""
+NOT_HERE = "it does not hold here, before any upgrade"
 Pair = tuple[Measurement, Measurement]
 """Measurements of a plan here and there, in neighbouring processes."""
 
@@ -83,7 +84,7 @@ class _UpgradeCheck:
         if not is_same_hardware(locked, own):
             return make_row(self.entry, State.ELSEWHERE, "not for this machine")
         if different := self.entry.decision.list_changes(own):
-            detail = f"it does not hold here, before any upgrade: {'; '.join(different)}"
+            detail = f"{NOT_HERE}: {'; '.join(different)}"
             return make_row(self.entry, State.STALE, detail, tune_again(self.entry))
         other = self._describe_other()
         row = self._check(Side(self.here, f"torch {own.torch}"), Side(self.there, f"torch {other.torch}"))
@@ -113,27 +114,47 @@ class _UpgradeCheck:
         with tempfile.TemporaryDirectory(prefix="torchwise-upgrade-") as folder:
             here, there = replace(here, caches=f"{folder}/here"), replace(there, caches=f"{folder}/there")
             found = self._try(there)
-            if isinstance(found, Checked):
-                return found
-            if not found.is_verified:
-                return make_row(self.entry, State.LOST if found.failure else State.WRONG, found.reason, again)
-            if not self.request.measure:
+            fault = self._find_fault(found)
+            if fault is not None and not fault.state.is_regression:
+                return fault
+            if fault is None and not self.request.measure:
                 return make_row(self.entry, State.GOOD, f"correct with {there.name}; not timed")
-            own = self._try(here)
-            if isinstance(own, Checked) or not own.is_verified:
-                reason = own.detail if isinstance(own, Checked) else own.reason
-                return make_row(self.entry, State.UNKNOWN, f"with {here.name}, of this environment: {reason}", again)
+            own = self._try(here, is_locked=True)
+            own_fault = self._find_fault(own)
+            if own_fault is None and fault is not None:
+                return fault
+            if own_fault is not None:
+                is_stale = own_fault.state is State.STALE or (fault is not None and own_fault.state.is_regression)
+                if is_stale:  # no upgrade is to blame
+                    return make_row(self.entry, State.STALE, f"{NOT_HERE}: {own_fault.detail}", again)
+                detail = f"with {here.name}, of this environment: {own_fault.detail}"
+                return make_row(self.entry, State.UNKNOWN, detail, again)
+            assert isinstance(own, Trial)
+            assert isinstance(found, Trial)
             assert own.measurement is not None
             assert found.measurement is not None
             return self._time_in_turn(here, there, (own.measurement, found.measurement))
 
-    def _try(self, side: Side) -> Trial | Checked:
-        """Profile the original model, and try the plan, in one of the environments."""
+    def _find_fault(self, found: Trial | Checked) -> Checked | None:
+        """Return why a plan is not verified in one of the environments, or None if it is."""
+        if isinstance(found, Checked):
+            return found
+        if found.is_verified:
+            return None
+        return make_row(self.entry, _name_loss(found.failure), found.reason, tune_again(self.entry))
+
+    def _try(self, side: Side, *, is_locked: bool = False) -> Trial | Checked:
+        """Profile the original model, and try the plan, in one of the environments.
+
+        `is_locked` says that the model must be the locked one: another PyTorch may give it other weights.
+        """
         decision = self.entry.decision
         self.listener.start_step(f"{decision.workload.target} with {side.name}: {decision.plan}")
         study = PlanStudy(self._make_job(), side.launcher, self.request.limit_s, self.listener.stage)
         try:
             inspection = study.inspect()
+            if is_locked and (changed := describe_change(decision, inspection)):
+                return make_row(self.entry, State.STALE, changed, tune_again(self.entry))
             if self.request.fullgraph:
                 study.require_full_graph()
             if inspection.inputs != decision.inputs:
@@ -165,6 +186,8 @@ class _UpgradeCheck:
             for side, found in zip(order, timed, strict=True):
                 if isinstance(found, Failure):
                     state = State.LOST if side is there else State.UNKNOWN
+                    if found.kind in (FailureKind.TIMED_OUT, FailureKind.INTERFERED):  # it ran in time before
+                        state = State.INCONCLUSIVE
                     return make_row(self.entry, state, f"with {side.name} {found}", tune_again(self.entry))
             own, other = timed if order[0] is here else reversed(timed)
             assert isinstance(own, Measurement)
@@ -174,6 +197,13 @@ class _UpgradeCheck:
     def _measure(self, side: Side) -> Measurement | Failure:
         limits = Limits.from_free_memory(self.request.limit_s)
         return measure_again(side.launcher, self._make_job(), limits, self.listener.stage, [side.caches])
+
+
+def _name_loss(failure: Failure | None) -> State:
+    """Return the state of a plan that is not verified there. A worker that others held up tells nothing of it."""
+    if failure is None:
+        return State.WRONG
+    return State.INCONCLUSIVE if failure.kind is FailureKind.INTERFERED else State.LOST
 
 
 def _is_version(found: str, asked: str) -> bool:
