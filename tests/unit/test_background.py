@@ -33,7 +33,9 @@ from torchwise.runtime.background import protocol, search, tuning
 from torchwise.runtime.background.aot_worker import AotCode, CheckResult, _keeps_no_state
 from torchwise.runtime.background.first_call import answers_alike
 from torchwise.runtime.background.protocol import Message, Order
+from torchwise.runtime.call_guard import VerifiedInputs
 from torchwise.runtime.fallback_reason import FallbackReason
+from torchwise.runtime.missed_inputs import MissedInputs
 from torchwise.runtime.served import swap
 from torchwise.study import Request
 from torchwise.study.apply_approvals import ApprovalPolicy
@@ -757,6 +759,108 @@ def test_nothing_is_learnt_where_nothing_should_be(
             thread.join(20)
     assert len(orders) == 1
     assert fast.statistics.original[FallbackReason.INPUTS_NOT_VERIFIED] >= 40
+
+
+def learn_and_wait(fast: Any, times: int = 1) -> None:
+    """Tell it of a missed size so many times at once, and wait until that has come to something."""
+    missed = MissedInputs(VerifiedInputs(fast.decision.inputs, dynamic=False))
+    missed.note(("key",), (torch.randn(6, 8),), {}, fast.statistics)
+    for _ in range(times):
+        fast.background.learn(missed.list_other_sizes())
+    for thread in threading.enumerate():
+        if thread.name == "torchwise-learning":
+            thread.join(20)
+
+
+def test_two_that_learn_at_once_begin_one_search(
+    child: Callable[..., None], orders: list[tuple[Workload, Order]], alerts: list[Alert]
+) -> None:
+    model = Model().eval()
+    child(build_promotion(model), DONE)
+    fast = optimize_model(model)
+    assert fast.background.wait(30)
+    child(DONE)
+    learn_and_wait(fast, 3)
+    assert fast.background.wait(30)
+    assert len(orders) == 2
+    assert (fast.background.state, alerts) == ("done", [])
+
+
+@pytest.mark.parametrize("what", ["dynamic", "stopped meanwhile"])
+def test_a_second_search_that_is_of_no_use_does_not_begin(
+    child: Callable[..., None], monkeypatch: pytest.MonkeyPatch, alerts: list[Alert], what: str
+) -> None:
+    model = Model().eval()
+    child(build_promotion(model, Plan(shapes="dynamic", backend="inductor") if what == "dynamic" else THREADS), DONE)
+    monkeypatch.setattr(tuning, "answers_alike", lambda *_: None)
+    fast = optimize_model(model)
+    assert fast.background.wait(30)
+    assert fast.background.is_promoted
+    folders: list[Path] = []
+
+    def write(*order: Any) -> Path:
+        folders.append(protocol.write_order(*order))
+        fast.background.stop()
+        return folders[-1]
+
+    monkeypatch.setattr(tuning, "write_order", write)
+    begun = fast.background._process
+    learn_and_wait(fast)
+    assert fast.background._process is begun
+    assert [folder.exists() for folder in folders] == ([] if what == "dynamic" else [False])
+    assert (fast.background.state, alerts) == ("done", [])
+
+
+def test_a_second_search_that_dies_at_once_has_failed(child: Callable[..., None], alerts: list[Alert]) -> None:
+    model = Model().eval()
+    child(build_promotion(model), DONE)
+    fast = optimize_model(model)
+    assert fast.background.wait(30)
+    child(then="os._exit(9)")
+    learn_and_wait(fast)
+    assert fast.background.wait(30)
+    assert fast.background.state == "failed"
+    assert [alert.kind for alert in alerts] == ["background_failed"]
+
+
+def test_a_call_whose_size_is_missed_fails_for_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, asked = Model().eval(), list[object]()
+
+    def refuse(missed: object) -> None:
+        asked.append(missed)
+        raise RuntimeError("can't start new thread")
+
+    fast = Dispatcher(model, make_decision(model, THREADS, X), learn=refuse)
+    monkeypatch.setattr(fast._fallbacks, "are_too_many", lambda *_: True)
+    x = torch.randn(6, 8)
+    with torch.no_grad():
+        fast.set_frozen(True)
+        torch.testing.assert_close(fast(x), model(x))
+        assert not asked, "the one chance is for a program that may use it"
+        fast.set_frozen(False)
+        torch.testing.assert_close(fast(x), model(x))
+        assert len(asked) == 1
+
+        def take(*_: object) -> bool:  # as another thread does
+            fast._learn = None
+            return True
+
+        fast._learn = refuse
+        monkeypatch.setattr(fast._fallbacks, "are_too_many", take)
+        torch.testing.assert_close(fast(x), model(x))
+
+
+def test_kinds_may_come_while_they_are_listed() -> None:
+    missed = MissedInputs(VerifiedInputs((), dynamic=False))
+
+    class Kind:
+        @property
+        def is_other_size(self) -> bool:
+            missed._kinds[len(missed._kinds)] = self
+            return True
+
+    missed._kinds["first"] = Kind()
+    assert len(missed.list_other_sizes()) == 1
 
 
 class Counts(torch.nn.Module):

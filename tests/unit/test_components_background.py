@@ -25,9 +25,12 @@ from torchwise.records import Interval, codec
 from torchwise.runtime import FallbackReason
 from torchwise.runtime.background import tuning
 from torchwise.runtime.background.protocol import Message
+from torchwise.runtime.call_guard import VerifiedInputs
 from torchwise.runtime.components import CompileManager, component
 from torchwise.runtime.components.config import VARIABLE
 from torchwise.runtime.components.statistics import ComponentStatistics
+from torchwise.runtime.missed_inputs import MissedInputs
+from torchwise.runtime.sizes_dispatch import SizesDispatcher
 
 X = torch.randn(4, 8)
 DONE = codec.to_json(Message("done", "the search is over"))
@@ -183,6 +186,49 @@ def test_a_profile_ends_the_searches_that_may_find_what_it_does_not_permit(
         assert component._searching.locked()
         go_on()
     wait_until(lambda: not component._searching.locked())
+
+
+@torch.no_grad()
+def test_a_second_search_is_for_settings_that_permit_it_and_waits_for_its_turn(
+    search: Callable[..., Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = CompileManager("research", background=True, fallback=True)
+    call, again = manager.register(double, "it"), []
+    search(promote(double), DONE)()
+    call(X)
+    wait_until(lambda: call(X) is not None and manager.statistics()["it"].optimized > 0)
+    wait_until(lambda: not component._searching.locked())
+    found = manager.components["it"]._found
+    assert found is not None
+    learning, allowed = found.tuning, found.tuning._order_again
+    assert allowed is not None
+    manager.set_mode("production")
+    assert manager.components["it"]._found is found, "the plan is permitted"
+    assert learning._order_again is None, "what may be found next is not"
+    learning._order_again, learning._learns = lambda examples: again.append(examples) or 1 / 0, True
+    missed = MissedInputs(VerifiedInputs(found.served.decision.inputs, dynamic=False))
+    missed.note(("key",), (torch.randn(6, 8),), {}, manager.components["it"].counts)
+    with component._searching:
+        learning.learn(missed.list_other_sizes())
+        time.sleep(0.05)
+        assert not again, "one search at a time"
+    wait_until(lambda: bool(again) and not component._searching.locked())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mode", ["production", "research"])
+def test_a_plan_for_other_sizes_must_be_permitted_as_well(mode: str) -> None:
+    manager = CompileManager("research", find=Finder())
+    call = manager.register(double, "it")
+    call(X), call(X)
+    it = manager.components["it"]
+    assert it._found is not None
+    assert it._found.served is not None
+    first = it._found.served.decision
+    others = replace(first, speedup=Interval(1.0, 1.01, 1.02))
+    it.extend(lambda served: SizesDispatcher(served.original, first, others))
+    manager.set_mode(mode)
+    assert (it._found is None) is (mode == "production")
 
 
 @torch.no_grad()

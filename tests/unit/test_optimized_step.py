@@ -110,6 +110,9 @@ def test_another_batch_goes_as_written_and_is_counted() -> None:
         fast(*given)
     assert fast.statistics.optimized == 2
     assert dict(fast.statistics.original) == {FallbackReason.INPUTS_NOT_VERIFIED: 2}
+    ((difference, times),) = fast.statistics.unverified.items()
+    assert "was float32[8" in difference
+    assert times == 2
 
 
 def test_attributes_are_the_steps_own() -> None:

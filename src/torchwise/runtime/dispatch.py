@@ -67,7 +67,7 @@ class Dispatcher(Served):
         answer_instead: answers the calls that the plan does not, in place of the original.
         find_change: finds a change of the model or around the call, by default with a `CallGuard`.
         find_unlike: returns why the plan does not answer a call of a new signature, even if it was verified for it.
-        learn: told once of the calls on inputs that the plan was not verified on, if too many are of other sizes.
+        learn: told of the calls on inputs that the plan was not verified on, if too many are of other sizes.
 
     Raises:
         InputError: `canary` is no number of calls, or the plan is one for training, whose gradients no comparison sees.
@@ -360,9 +360,13 @@ class Dispatcher(Served):
         """Answer a call on inputs that the plan was not verified on: by the original."""
         missed, counts = self._missed, self.statistics
         fallback = missed.note(key, args, kwargs, counts)
-        if self._learn is not None and self._fallbacks.are_too_many(missed.other_sizes, counts):
-            learn, self._learn = self._learn, None
-            learn(missed.list_other_sizes())
+        learn = self._learn  # which another thread may take meanwhile
+        if learn is not None and not self.is_frozen and self._fallbacks.are_too_many(missed.other_sizes, counts):
+            self._learn = None
+            try:
+                learn(missed.list_other_sizes())
+            except Exception as error:  # there may be no thread for it, and a call fails for no search
+                logger.debug("torchwise: nothing is searched for other sizes", exc_info=error)
         return self.answer_by_original(fallback, args, kwargs)
 
     def _may_share_memory(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

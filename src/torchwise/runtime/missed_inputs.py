@@ -58,14 +58,14 @@ class MissedInputs:
         if kind is not None:
             kind.times += 1
         self.other_sizes += self._are_sizes if kind is None else kind.is_other_size
-        add_bounded(statistics.unverified, OTHER if kind is None else kind.difference)
+        add_bounded(statistics.unverified, (kind and kind.difference) or OTHER)
         if self._first is None:
             self._first = Fallback(FallbackReason.INPUTS_NOT_VERIFIED, kind.difference if kind else "")
         return self._first
 
     def list_other_sizes(self) -> tuple[Missed, ...]:
-        """List the kinds that differ from verified inputs in nothing but sizes."""
-        return tuple(kind for kind in self._kinds.values() if kind.is_other_size)
+        """List the kinds that differ from verified inputs in nothing but sizes, while other threads may add some."""
+        return tuple(kind for kind in list(self._kinds.values()) if kind.is_other_size)
 
     def _describe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Missed:
         spec = specify_inputs(Example(args, kwargs))

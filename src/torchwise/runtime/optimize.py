@@ -80,7 +80,8 @@ def optimize(
         background: whether to return at once, and search in another process. The original model runs until a quick
             search has verified a plan. That plan runs until a search with `effort` has verified a better one. The
             attribute `background` of the result has the progress, and can wait for the search or stop it. If too many
-            calls are of other sizes then, it searches once more, for a plan that answers those.
+            calls are of other sizes then, it searches once more, for a plan that answers those. This search has the
+            whole `budget` again.
         sizes: as for `tune`, and with `run` as for `tune_program`.
         **options: as for `tune`. In the background, `progress` has no effect.
 

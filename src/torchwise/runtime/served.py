@@ -139,6 +139,11 @@ class Served(ABC):
         self._fallbacks.begin(statistics)
 
     @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """The decisions of all plans that may answer."""
+        return (self.decision,)
+
+    @property
     def counts(self) -> Statistics:
         """The counts of the calls so far."""
         return self.statistics

@@ -56,6 +56,11 @@ class SizesDispatcher(Dispatcher):
         """Answer a call on inputs that the first plan was not verified on: by the second plan."""
         return self.others(*args, **kwargs)
 
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """The decisions of both plans."""
+        return self.decision, self.others.decision
+
     def set_frozen(self, frozen: bool) -> None:
         """Say to both plans whether nothing more may be compiled."""
         super().set_frozen(frozen)

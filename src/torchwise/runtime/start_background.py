@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from torchwise.errors import InputError
@@ -29,7 +30,7 @@ def start_in_background(
     sizes: Sizes = "as-given",
     store: str | None = None,
     minimum_speedup: float = 1.0,
-    when_over: Callable[[], object] | None = None,
+    turn: threading.Lock | None = None,
     progress: bool = True,  # noqa: ARG001
     **options: Unpack[OptionKeywords],
 ) -> OptimizedModule | OptimizedFunction:
@@ -44,7 +45,7 @@ def start_in_background(
         sizes: as for `tune`.
         store: as for `tune`.
         minimum_speedup: the speed-up over eager that a plan must surely reach.
-        when_over: called when the search is over, in a thread of its own.
+        turn: as for `Tuning`.
         progress: without effect.
         **options: as for `tune`.
 
@@ -75,6 +76,6 @@ def start_in_background(
     is_split = Property.BATCH_INVARIANT not in request.workload.require
     learns = sizes == "as-given" and request.plans is None and is_split
     again = (lambda examples: make_order(None, None, examples, "varying")) if learns else None
-    vars(optimized)["background"] = start(optimized, workload, order, canary, when_over, again)
+    vars(optimized)["background"] = start(optimized, workload, order, canary, turn, again)
     result: OptimizedModule | OptimizedFunction = optimized
     return result

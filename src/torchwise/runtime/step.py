@@ -23,6 +23,7 @@ from torchwise.runtime.circuit_breaker import FROZEN_CHANGED
 from torchwise.runtime.dispatch import UNREADABLE
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.input_writes import OVERLAPS, InputSnapshot, InputWrites
+from torchwise.runtime.missed_inputs import MissedInputs
 from torchwise.runtime.monitors import Latency, SpeedMonitor
 from torchwise.runtime.served import (
     FROZEN,
@@ -78,6 +79,7 @@ class StepDispatcher(Served):
         self._would_compile = False  # amid a step, while it is frozen
         self._latency = Latency(decision.workload.device, SpeedMonitor(decision))
         self._verified = VerifiedInputs(decision.inputs, dynamic=False)
+        self._missed = MissedInputs(self._verified)
         self._writes = InputWrites(None, self._verified)  # to batches, as every step writes to the model
         self._taken: dict[Signature, int] = {}  # steps on batches of a verified kind, up to FIRST_CALLS
         names = (*MADE_OF, *RECORDED) if decision.plan.capture == "step" else MADE_OF
@@ -149,6 +151,7 @@ class StepDispatcher(Served):
             return loss
         if fallback is NOT_VERIFIED:
             self.log_unverified(logging.WARNING, batch, {})
+            self._missed.note(key, batch, {}, self.statistics)
         loss = self.answer_by_original(fallback, batch, {})
         return loss
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
+import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,8 +14,10 @@ import msgspec
 
 from torchwise.compile.aot import Code
 from torchwise.errors import InputError
-from torchwise.records import Decision
+from torchwise.records import Decision, codec
 from torchwise.study import Request
+from torchwise.trial.loading import save
+from torchwise.workload import Workload
 
 Kind = Literal["searching", "promoted", "stays", "left", "failed", "done"]
 
@@ -91,3 +95,21 @@ def read_code(file: Path, sha256: str) -> list[Code]:
     if (found := hashlib.sha256(data).hexdigest()) != sha256:
         raise InputError(f"{file} hashes to {found[:12]}…, but {sha256[:12]}… was written: its code is not loaded")
     return msgspec.msgpack.decode(data, type=list[Code])
+
+
+def write_order(workload: Workload, order: Order) -> Path:
+    """Write the model and the order, with the model's place, and return their folder.
+
+    Raises:
+        WorkloadError: the model cannot be sent to another process.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="torchwise-background-"))
+    try:
+        model = str(folder / "model.pt")
+        save(workload, model)
+        order = replace(order, request=replace(order.request, source=model))
+        (folder / "order.json").write_text(codec.to_json(order))
+    except BaseException:  # raised again
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder

@@ -9,7 +9,6 @@ import logging
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -27,13 +26,12 @@ from torchwise.plan import EAGER
 from torchwise.records import Decision, codec
 from torchwise.runtime import Dispatcher, stale_because
 from torchwise.runtime.background.first_call import answers_alike, warm_up_plan
-from torchwise.runtime.background.protocol import Message, Order, read_code
+from torchwise.runtime.background.protocol import Message, Order, read_code, write_order
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.missed_inputs import Missed
 from torchwise.runtime.served import Served, dispatcher_of, swap
 from torchwise.runtime.sizes_dispatch import SizesDispatcher
 from torchwise.study import Request
-from torchwise.trial.loading import save
 from torchwise.workload import Example, Workload
 from torchwise.workload.other_sizes import make_example_like
 
@@ -60,6 +58,14 @@ class Tuning:
     The program answers as before even if the search fails. Its state is then "failed", with the reason in `news`. If
     too many calls miss the plan by their sizes, a second search follows, and the state is "searching" again.
 
+    Args:
+        optimized: the wrapper that the program holds.
+        workload: the model and its examples.
+        folder: the folder of the order, which is removed once the search is over.
+        canary: as for `apply`.
+        turn: a lock that the caller holds. It is released once the search is over, and held again during a second one.
+        order_again: makes the order of a second search from the sizes that came, or None to learn nothing.
+
     Attributes:
         news: messages so far, the oldest first.
         started: when it began, by `time.monotonic`.
@@ -71,11 +77,14 @@ class Tuning:
         workload: Workload,
         folder: Path,
         canary: int | None,
-        when_over: Callable[[], object] | None = None,
+        turn: threading.Lock | None = None,
         order_again: OrderAgain | None = None,
     ) -> None:
         self.started = time.monotonic()
-        self._when_over, self._order_again, self._learns = when_over, order_again, order_again is not None
+        self._turn = turn or threading.Lock()
+        if turn is None:
+            self._turn.acquire()
+        self._order_again, self._learns = order_again, order_again is not None
         # End the search once `optimized` is gone.
         self._optimized = weakref.ref(optimized, lambda _: self._abandon())
         self.news: list[Message] = []
@@ -89,6 +98,7 @@ class Tuning:
 
     def _begin(self, workload: Workload, folder: Path) -> None:
         self._workload, self._folder = workload, folder
+        self._told = len(self.news)  # by an earlier search
         self._process = subprocess.Popen(
             [sys.executable, "-m", "torchwise.runtime.background.search", str(folder)],
             stdin=subprocess.PIPE,
@@ -98,15 +108,25 @@ class Tuning:
         )
         self._over.clear()
         self._thread = threading.Thread(target=self._follow, daemon=True, name="torchwise-background")
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # there are too many
+            self._end()
+            self._over.set()
+            raise
 
     @property
     def state(self) -> str:
         """Return "searching", "done", "failed" or "stopped"."""
         if not self._over.is_set():
             return "searching"
-        last = self.news[-1].kind if self.news else "failed"
-        return "stopped" if self._stopping else "done" if last == "done" else "failed"
+        return "stopped" if self._stopping else "done" if self._last_kind == "done" else "failed"
+
+    @property
+    def _last_kind(self) -> str:
+        """The kind of the last news of the latest search."""
+        own = self.news[self._told :]
+        return own[-1].kind if own else ""
 
     @property
     def is_promoted(self) -> bool:
@@ -125,10 +145,11 @@ class Tuning:
 
     def stop(self) -> None:
         """End the search if it is running. A plan that answers already stays in use, and nothing is learnt any more."""
-        self._order_again, self._learns = None, False
-        if self._over.is_set():
-            return
-        self._stopping = True
+        with self._changed:  # or a second search would begin just now
+            self._order_again, self._learns = None, False
+            if self._over.is_set():
+                return
+            self._stopping = True
         self._end()
         self._thread.join(ENDING_S)
 
@@ -141,7 +162,7 @@ class Tuning:
             assert self._process.stdout is not None
             for line in self._process.stdout:
                 self._hear(codec.from_json(line, Message))
-            if not self._stopping and (not self.news or self.news[-1].kind not in ("done", "failed")):
+            if not self._stopping and self._last_kind not in ("done", "failed"):
                 code = self._process.wait(ENDING_S)
                 self._note(Message("failed", f"the process that tunes ended with exit code {code}"))
         except Exception as error:  # the program goes on after any failure of the search
@@ -155,9 +176,7 @@ class Tuning:
             with self._changed:
                 self._over.set()
                 self._changed.notify_all()
-            when_over, self._when_over = self._when_over, None
-            if when_over is not None:
-                when_over()
+            self._turn.release()
 
     def learn(self, missed: Sequence[Missed]) -> None:
         """Search a plan for the sizes that came and were not verified, in a thread: no call may wait for it."""
@@ -168,23 +187,44 @@ class Tuning:
 
         So a plan of all sizes never takes the place of a faster one of some.
         """
-        self._over.wait()
+        self._turn.acquire()  # once the first search is over
+        begins = False
+        try:
+            begins = self._begin_again(missed)
+        finally:
+            if not begins:
+                self._turn.release()
+
+    def _begin_again(self, missed: Sequence[Missed]) -> bool:
+        """Begin a second search, unless nothing is to be learnt any more, and return whether it began."""
+        with self._changed:
+            order_again, self._order_again = self._order_again, None
         answering = dispatcher_of(self._optimized())
-        if self._order_again is None or answering is None or answering.is_frozen or answering.refusal is not None:
-            return
-        first = self._workload.examples[0]
+        if order_again is None or answering is None or answering.is_frozen or answering.refusal is not None:
+            return False
+        if self._latest is not None and self._latest[0].plan.shapes == "dynamic":  # a later tier's plan: it answers all
+            return False
+        first, folder = self._workload.examples[0], None
         often = sorted(missed, key=lambda kind: -kind.times)[:MAX_SIZES]
         logger.info("torchwise: searching in the background for other sizes: %s, and the like", often[0].difference)
         try:
             came = [make_example_like(first, kind.inputs, float(kind.times)) for kind in often]
-            workload, order = self._order_again((replace(first, weight=1.0), *came))
+            workload, order = order_again((replace(first, weight=1.0), *came))
             folder = write_order(workload, order)
-            self._first, self._order_again = self._latest, None
-            self._begin(workload, folder)
+            with self._changed:
+                begins = self._learns and not self._stopping  # all this while
+                if begins:
+                    self._first = self._latest
+                    self._begin(workload, folder)
         except Exception as error:  # as a failed search
-            self._note(Message("failed", f"{type(error).__name__}: {error}"))
-        if self._stopping or not self._learns:  # meanwhile
+            begins = False
+            if self._learns:
+                self._note(Message("failed", f"{type(error).__name__}: {error}"))
+        if not begins and folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        if begins and self._stopping:  # as nobody holds it any more, meanwhile
             self._end()
+        return begins
 
     def _hear(self, news: Message) -> None:
         if news.kind != "promoted":
@@ -302,30 +342,12 @@ def _yielding() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def write_order(workload: Workload, order: Order) -> Path:
-    """Write the model and the order, with the model's place, and return their folder.
-
-    Raises:
-        WorkloadError: the model cannot be sent to another process.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="torchwise-background-"))
-    try:
-        model = str(folder / "model.pt")
-        save(workload, model)
-        order = replace(order, request=replace(order.request, source=model))
-        (folder / "order.json").write_text(codec.to_json(order))
-    except BaseException:  # raised again
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return folder
-
-
 def start(
     optimized: Any,
     workload: Workload,
     order: Order,
     canary: int | None,
-    when_over: Callable[[], object] | None = None,
+    turn: threading.Lock | None = None,
     order_again: OrderAgain | None = None,
 ) -> Tuning:
     """Start to tune `workload` for `optimized`, which runs the original meanwhile.
@@ -335,7 +357,7 @@ def start(
         workload: the model and its examples.
         order: what to search. The location of the model is filled in here.
         canary: as for `apply`.
-        when_over: called once the search is over.
+        turn: as for `Tuning`.
         order_again: makes the order of a second search from the sizes that came, or None to learn nothing.
 
     Raises:
@@ -344,7 +366,7 @@ def start(
     folder = write_order(workload, order)
     try:
         _import_compiler()
-        return Tuning(optimized, workload, folder, canary, when_over, order_again)
+        return Tuning(optimized, workload, folder, canary, turn, order_again)
     except BaseException:  # raised again
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -76,13 +76,13 @@ class Buckets(Served):
         self._unpadded = _Unpadded()
         self._out_of_range: dict[Fallback, Fallback] = {}  # with the first size outside
         self._form = specify_inputs(verified.example).strip_sizes()
-        self.verified, self.decisions, self.canary = verified, tuple(decisions), canary
+        self.verified, self._decisions, self.canary = verified, tuple(decisions), canary
         found = {id(decision): self._make_route(original, decision, statistics) for decision in decisions}
         leading = next((decision for decision in decisions if found[id(decision)]), decisions[0])
         stale = stale_because(original, leading)
         refusal = Fallback(FallbackReason.STALE_DECISION, stale) if stale else None
         super().__init__(original, leading, refusal, statistics)
-        each = self.decisions if len(decisions) > 1 else self.decisions * len(verified.buckets)
+        each = self._decisions if len(decisions) > 1 else self._decisions * len(verified.buckets)
         self.routes = [found[id(decision)] for decision in each]
         self.dispatchers = [route for route in found.values() if route is not None]
         self._buckets, self._padder = verified.buckets, Padder(original, verified.padding)
@@ -205,12 +205,17 @@ class Buckets(Served):
         for route in self.dispatchers:
             route.forget()
 
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """The decisions as they were given: one for each bucket, or one for all."""
+        return self._decisions
+
     def get_recipe(self) -> Recipe:
         """Return how a copy makes it again."""
         # The model changed since the verification, which a copy's own check would not notice.
         own = self._refusal or self._other_model()
         refusals = (own, *(route.refusal if route is not None else None for route in self.routes))
-        return self.restore, (self.original, self.decisions, self.verified, self.canary, refusals)
+        return self.restore, (self.original, self._decisions, self.verified, self.canary, refusals)
 
     @classmethod
     def restore(
@@ -236,7 +241,7 @@ class Buckets(Served):
 
     def describe(self) -> str:
         """Name the buckets and the plans."""
-        plans = ", ".join(dict.fromkeys(str(decision.plan) for decision in self.decisions))
+        plans = ", ".join(dict.fromkeys(str(decision.plan) for decision in self._decisions))
         return f"buckets: {', '.join(map(str, self._buckets))}; plan: {plans}"
 
     def _make_route(

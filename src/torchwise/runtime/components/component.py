@@ -29,6 +29,7 @@ from torchwise.runtime.components.find import (
     decide_unverified,
     needs_gradients,
     permits,
+    permits_search,
     read_background,
     search_in_background,
     tune_in_workers,
@@ -102,6 +103,8 @@ class Component:
         found, is_other = self._found, (before.plans, before.verify) != (config.plans, config.verify)
         if is_other or (found is not None and not permits(config, found)):
             self.clear()
+        elif found is not None and not permits_search(config, found):
+            found.tuning.stop()  # or it may search again, for sizes that come
 
     def clear(self) -> None:
         """Forget the plan, failures and statistics, so that the next call searches again."""
@@ -301,7 +304,7 @@ class Component:
             if config.verify and decision is None:
                 logger.info("torchwise: searching for a plan for component %s; %s", self.name, waits)
             if goes_on:
-                found = search_in_background(original, examples, config, _searching.release)
+                found = search_in_background(original, examples, config, _searching)
             else:
                 found = apply_if_faster(original, decision or find(original, examples, config), config)
         except Exception as error:  # a failed search must not stop the program: log its error, keep it until clear()
@@ -393,6 +396,4 @@ def _choose_mode(config: CompileConfig, original: Callable[..., Any]) -> Compile
 
 def _is_unusual() -> bool:
     """Return whether inputs may differ from their appearance, or may not be copied, right now."""
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-        return True
-    return is_transforming()
+    return is_transforming() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())

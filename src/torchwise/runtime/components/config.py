@@ -84,7 +84,7 @@ class CompileConfig:
         allow: how far a plan may change the outputs: "exact", "same-precision", "lower-precision",
             "quantized" or "substituted".
         budget_s: seconds for everything from the first call to the plan, or None for the effort's own limit on the
-            search.
+            search. A second search in the background, for sizes that came, has as much once more.
         compile_timeout_s: seconds that one candidate may compile, or None for all of a trial's limit.
         iterations: how many times a candidate and eager are timed in each process, or None until that is enough.
         fullgraph: whether a component that PyTorch cannot capture as one graph counts as a failed search.

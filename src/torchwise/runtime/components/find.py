@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -78,17 +79,23 @@ def needs_gradients(original: Callable[..., Any], examples: Sequence[Example]) -
 
 
 def permits(config: CompileConfig, found: Found) -> bool:
-    """Return whether the settings allow the plan in use, and any plan that its search may still find."""
-    allowed, tuning = Numerics.of(config.allow), found.tuning
-    if tuning is not None and found.config is not None and tuning.state == "searching":
-        asked = found.config
-        if not allowed.allows(Numerics.of(asked.allow)) or asked.minimum_speedup < config.minimum_speedup:
-            return False
-    if found.served is None:
+    """Return whether the settings allow the plans in use, and any plan that a search that is under way may find."""
+    if found.tuning is not None and found.tuning.state == "searching" and not permits_search(config, found):
+        return False
+    return found.served is None or all(_permits_plan(config, decision) for decision in found.served.decisions)
+
+
+def permits_search(config: CompileConfig, found: Found) -> bool:
+    """Return whether the settings allow any plan that the search in the background, if there is one, may find."""
+    if (asked := found.config) is None:
         return True
-    decision = found.served.decision
+    allows_all = Numerics.of(config.allow).allows(Numerics.of(asked.allow))
+    return allows_all and asked.minimum_speedup >= config.minimum_speedup
+
+
+def _permits_plan(config: CompileConfig, decision: Decision) -> bool:
     try:
-        is_allowed = allowed.allows(numerics_of(decision.plan))
+        is_allowed = Numerics.of(config.allow).allows(numerics_of(decision.plan))
     except PlanError:  # of a plug-in that is not here: the original answers
         return True
     return is_allowed and (is_fast_enough(decision, config) or not config.verify)
@@ -104,9 +111,9 @@ def search_in_background(
     original: Callable[..., Any],
     examples: Sequence[Example],
     config: CompileConfig,
-    when_over: Callable[[], object],
+    turn: threading.Lock,
 ) -> Found:
-    """Search in another process, while the original answers. `when_over` is called once the search is over.
+    """Search in another process, while the original answers. `turn` is held, and released once the search is over.
 
     Raises:
         InputError: the component or its inputs cannot be sent to another process.
@@ -115,7 +122,7 @@ def search_in_background(
 
     options = config.tune_keywords()
     options["examples"] = examples
-    waiting = start_in_background(original, **options, minimum_speedup=config.minimum_speedup, when_over=when_over)
+    waiting = start_in_background(original, **options, minimum_speedup=config.minimum_speedup, turn=turn)
     return Found(None, str(SEARCHING), SEARCHING, waiting=waiting, config=config)
 
 
