@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import pickle
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +21,7 @@ from torchwise.compile.forward_entry import calls_forward_alone
 from torchwise.workload.identity import structure
 
 X = torch.ones(2, 2)
+LATE = frozenset({"Late"})
 
 
 class Net(torch.nn.Module):
@@ -43,6 +46,7 @@ def hook(*names: str) -> Iterator[list[Any]]:
     assert torch.nn.Module.__call__ is MODULE_CALL
     assert "__call__" not in vars(Net)
     assert "__init_subclass__" not in vars(torch.nn.Module)
+    assert torch.nn.Module.__init__.__code__.co_name != "notice_module"
 
 
 @pytest.fixture
@@ -83,6 +87,104 @@ def test_a_class_that_is_defined_later_is_hooked_and_so_are_those_derived_from_i
         things = [late(), derived(), other()]
         assert [float(thing(X).sum()) for thing in things] == [8.0] * 3
     assert answered == things[:2]
+
+
+class Registry(torch.nn.Module):
+    def __init_subclass__(cls) -> None:
+        """Tell PyTorch nothing."""
+
+
+class Mixin:
+    def __init_subclass__(cls) -> None:
+        """Tell nobody of a class, though modules are made of it."""
+
+
+@pytest.mark.parametrize("bases", [(Registry,), (Mixin, torch.nn.Module), (torch.nn.Module,)], ids=str)
+def test_a_class_that_nobody_was_told_of_is_hooked_once_it_has_a_module(bases: tuple[type, ...]) -> None:
+    with hook("Late") as answered:
+        late = define("Late" if len(bases) > 1 or bases == (Registry,) else "Early", *bases, forward=Net.forward)
+        late.__qualname__ = "Late"
+        thing, other = late(), torch.nn.ReLU()
+        assert [float(thing(X).sum()), float(other(X).sum())] == [8.0, 4.0]
+    assert answered == [thing]
+    assert "__call__" not in vars(late)
+
+
+class Strict(type):
+    def __setattr__(cls, name: str, value: object) -> None:
+        raise TypeError(f"{name} stays")
+
+
+class Sticky(type):
+    def __delattr__(cls, name: str) -> None:
+        raise TypeError(f"{name} stays")
+
+
+@pytest.mark.parametrize("kind", [Strict, Sticky])
+def test_a_class_that_cannot_be_changed_is_defined_and_hooked_all_the_same(kind: Any) -> None:
+    with hook("Late") as answered:
+        members = {"__qualname__": "Late", "__module__": __name__, "forward": Net.forward}
+        thing = kind("Late", (torch.nn.Module,), members)()
+        assert float(thing(X).sum()) == 8.0
+    assert answered == [thing]
+    assert float(thing(X).sum()) == 8.0
+    assert answered == [thing]
+
+
+@pytest.fixture
+def put_notice() -> Iterator[Callable[[list[str]], Any]]:
+    """Put an `__init_subclass__` on all modules that lists their names, and goes on to the one before."""
+
+    def put(told: list[str]) -> Any:
+        below = vars(torch.nn.Module).get("__init_subclass__")
+
+        def notice(cls: type) -> None:
+            told.append(cls.__name__)
+            if below is not None:
+                below.__get__(None, cls)()
+
+        torch.nn.Module.__init_subclass__ = classmethod(notice)
+        return vars(torch.nn.Module)["__init_subclass__"]
+
+    yield put
+    del torch.nn.Module.__init_subclass__
+
+
+@pytest.mark.parametrize("puts_over", [False, True])
+def test_what_a_library_has_put_on_modules_is_called_and_stays(puts_over: bool, put_notice: Any) -> None:
+    told: list[str] = []
+    answered: list[Any] = []
+
+    def answer(thing: Any, run: Callable[..., Any], args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        answered.append(thing)
+        return run(*args)
+
+    before, things = None if puts_over else put_notice(told), []
+    for _ in range(2):
+        former = set_call_hook(CallHook(answer, LATE))
+        before = before or put_notice(told)
+        things.append(define("Late", torch.nn.Module, forward=Net.forward)())
+        assert float(things[-1](X).sum()) == 8.0
+        set_call_hook(former)
+        assert vars(torch.nn.Module)["__init_subclass__"] is before
+    define("Later", torch.nn.Module)
+    assert told == ["Late", "Late", "Later"]
+    assert answered == things
+
+
+def test_a_hooked_class_may_go() -> None:
+    with hook("Late"):
+        kept = weakref.ref(define("Late", torch.nn.Module, forward=Net.forward))
+        gc.collect()
+        assert kept() is None
+
+
+def test_a_hooked_class_without_source_is_the_same_code() -> None:
+    made = define("Late", torch.nn.Module, forward=Net.forward)()
+    before = structure(made)
+    with hook("Late"):
+        assert WATCHED_CALL in vars(type(made)).values()
+        assert structure(made) == before
 
 
 def test_a_derived_class_with_a_call_of_its_own_is_answered_once(answered: list[Any]) -> None:

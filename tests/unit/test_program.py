@@ -62,8 +62,7 @@ class Searches:
         self.plan = plan
         self.asked: list[tuple[Any, Any]] = []
 
-    def __call__(self, request: Any, workload: Any, store: str | None, *, progress: bool) -> Study:
-        assert progress is not None
+    def __call__(self, request: Any, workload: Any, store: str | None, **_options: Any) -> Study:
         self.asked.append((request, workload))
         plan = request.plans[0] if request.plans else self.plan
         speedup = None if plan.is_eager else Interval(1.9, 2.0, 2.1)
@@ -164,10 +163,10 @@ def test_a_module_inside_a_tuned_one_is_left_alone(searches: Searches) -> None:
 
 
 def test_a_module_that_cannot_be_tuned_does_not_stop_the_others(searches: Searches, monkeypatch: Any) -> None:
-    def search(request: Any, workload: Any, store: str | None, *, progress: bool) -> Study:
+    def search(request: Any, workload: Any, store: str | None, **options: Any) -> Study:
         if workload.call.second.out_features == 4:
             raise InputError("it cannot be sent")
-        return searches(request, workload, store, progress=progress)
+        return searches(request, workload, store, **options)
 
     monkeypatch.setattr(tuning, "search", search)
     report = tw.tune_program(Pipeline(), X)
@@ -266,8 +265,8 @@ def test_compiled_functions_and_modules_get_plans_too(searches: Searches, tmp_pa
         assert torch.nn.Module.__call__ is MODULE_CALL, "nothing stands before modules without a plan"
         assert not hasattr(torch.compile(len, backend="eager"), "compiled_from"), "nor before such functions"
     assert [name for name, _ in plans.placed] == ["Net"]
-    assert [note for note in plans.notes if "none was called" in note] == [
-        f"{program.__qualname__}.<locals>.<lambda> has a plan, but none was called"
+    assert [note for note in plans.notes if "no call of it" in note] == [
+        f"{program.__qualname__}.<locals>.<lambda> has a plan, but no call of it was seen in this process"
     ]
 
 

@@ -5,6 +5,8 @@ With classes, the calls of all other modules go straight to PyTorch.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import os
 import threading
@@ -12,6 +14,7 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -44,8 +47,10 @@ _is_traced = torch.compiler.is_dynamo_compiling
 _here = _Here()
 _hook: CallHook | None = None
 _answer: Answer | None = None
-_watched: set[type] = set()
+_watched: WeakSet[type] = WeakSet()
 """The classes whose calls go by the hook."""
+_replaced: list[tuple[str, Any, Any]] = []
+"""The methods of all modules that are replaced while classes are watched: name, own one and former one, if any."""
 _is_taken = False
 """Whether the calls of all modules go by the hook."""
 _former_call: Callable[..., Any] = MODULE_CALL
@@ -99,12 +104,34 @@ def _watch_classes() -> None:
     for cls in pending:
         _watch(cls)
         pending += type.__subclasses__(cls)
-    torch.nn.Module.__init_subclass__ = classmethod(_notice_class)  # type: ignore[assignment,arg-type]
+    for name, make in (("__init_subclass__", _make_init_subclass), ("__init__", _make_init)):
+        former = vars(torch.nn.Module).get(name)
+        own = make(former)
+        setattr(torch.nn.Module, name, own)
+        _replaced.append((name, own, former))
 
 
-def _notice_class(cls: type, **kwargs: Any) -> None:
-    super(torch.nn.Module, cls).__init_subclass__(**kwargs)  # type: ignore[misc]
-    _watch(cls)
+def _make_init_subclass(former: Any) -> Any:
+    def notice_class(cls: type, /, **kwargs: Any) -> None:
+        if former is None:
+            super(torch.nn.Module, cls).__init_subclass__(**kwargs)  # type: ignore[misc]
+        else:  # of a library
+            former.__get__(None, cls)(**kwargs)
+        _watch(cls)
+
+    return classmethod(notice_class)
+
+
+def _make_init(former: Any) -> Any:
+    """Watch a class as a module of it is made: some bases tell of no derived class, and a class may be renamed."""
+
+    @functools.wraps(former)
+    def notice_module(module: Any, *args: Any, **kwargs: Any) -> None:
+        if not _is_traced():
+            _watch(type(module))
+        former(module, *args, **kwargs)
+
+    return notice_module
 
 
 def _watch(cls: Any) -> None:
@@ -116,17 +143,28 @@ def _watch(cls: Any) -> None:
     if cls.__call__ is not torch.nn.Module.__call__ or issubclass(cls, torch.fx.GraphModule):
         take_all_calls()  # its own call, which a `GraphModule` gets later, may change what PyTorch's is given
         return
-    cls.__call__ = WATCHED_CALL
+    try:
+        cls.__call__ = WATCHED_CALL
+    except Exception:  # its metaclass may refuse in any way, and the class must be defined all the same
+        take_all_calls()
+        return
     _watched.add(cls)
 
 
 def _forget_classes() -> None:
-    for cls in _watched:
+    for cls in list(_watched):
         if vars(cls).get("__call__") is WATCHED_CALL:
-            del cls.__call__
+            with contextlib.suppress(Exception):  # as above: it then calls as PyTorch does
+                del cls.__call__
     _watched.clear()
-    if "__init_subclass__" in vars(torch.nn.Module):
-        del torch.nn.Module.__init_subclass__
+    for name, own, former in _replaced:
+        if vars(torch.nn.Module).get(name) is not own:  # a library has put one over it, which goes on to call it
+            continue
+        if former is None:
+            delattr(torch.nn.Module, name)
+        else:
+            setattr(torch.nn.Module, name, former)
+    _replaced.clear()
 
 
 class _WatchedCall:

@@ -41,6 +41,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from torchwise._torch.call_hook import is_hooked
 from torchwise.workload.input_spec import InputSpec, LeafSpec, OverlapSpec, TensorSpec
 from torchwise.workload.layouts import overlap_of
 from torchwise.workload.pytree import list_named_leaves
@@ -241,7 +242,8 @@ class Describer:
                 [n, self.digest_of(f)] for n, f in sorted(functions.items()) if not f.__qualname__.startswith(written)
             ]
             return [*own, others] if others else own
-        members = {name: value for name, value in vars(cls).items() if name not in _OF_THE_INTERPRETER}
+        found = {name: value for name, value in vars(cls).items() if name not in _OF_THE_INTERPRETER}
+        members = {name: value for name, value in found.items() if not is_hooked(value)}  # for the time of a hook
         return [cls.__qualname__, [[name, self._member(value)] for name, value in sorted(members.items())]]
 
     def _member(self, member: Any) -> Any:

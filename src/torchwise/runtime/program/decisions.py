@@ -26,8 +26,12 @@ def read_decisions(program: str, store: str | None = None) -> Decisions:
 
 
 def stays_as_written(decisions: Decisions) -> bool:
-    """Return whether no decision has a plan other than eager."""
-    return all(decision.plan.is_eager for several in decisions.values() for decision in several)
+    """Return whether no decision has a plan other than eager.
+
+    One for other sizes does not count, as it is used beside a plan alone.
+    """
+    own = [several for name, several in decisions.items() if not name.endswith(OTHER_SIZES)]
+    return all(decision.plan.is_eager for several in own for decision in several)
 
 
 def explain_eager(name: str, decision: Decision) -> str:

@@ -71,10 +71,12 @@ class StoredPlans:
         self._store = store
         self._seen: dict[int, _Seen] = {}
         self._decisions = read_decisions(program, store)
-        planned = {name for name, several in self._decisions.items() if not stays_as_written({name: several})}
-        for name in sorted(self._decisions.keys() - planned):
-            self.notes[explain_eager(name, self._decisions[name][0])] = None
-        self._classes = frozenset(name for name in planned if not name.endswith(OTHER_SIZES))
+        self._classes = frozenset(
+            name for name, several in self._decisions.items() if not stays_as_written({name: several})
+        )
+        for name in sorted(self._decisions.keys() - self._classes):
+            if (newest := self._decisions[name][0]).plan.is_eager:
+                self.notes[explain_eager(name, newest)] = None
         self._called: set[str] = set()
         self._former: CallHook | None = None
         self._compile: Any = None
@@ -91,7 +93,7 @@ class StoredPlans:
             torch.compile = self._compile
         set_call_hook(self._former)
         for name in sorted(self._classes - self._called):
-            self.notes[f"{name} has a plan, but none was called"] = None
+            self.notes[f"{name} has a plan, but no call of it was seen in this process"] = None
 
     def _answer(self, thing: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         seen = self._seen.get(id(thing))
