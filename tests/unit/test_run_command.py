@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -10,14 +12,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_program import Searches
+import torch
+from test_program import THREADS, Searches
 from typer.testing import CliRunner
 
+from live_decisions import make_decision
 from program_server import ProgramServer
 from torchwise.cli import app
 from torchwise.errors import InputError, StorageError
 from torchwise.plan import EAGER
-from torchwise.runtime.program import tuning
+from torchwise.records import files
+from torchwise.runtime.program import script, tuning
+from torchwise.runtime.program.decisions import stays_as_written
 from torchwise.runtime.program.script import Script
 
 NET = """
@@ -287,6 +293,93 @@ def test_a_program_for_which_no_plan_pays_runs_alone(tmp_path: Path, searches: S
     applied = python(tmp_path, *options, "-Bm", "torchwise", "run", "--apply", "--store", store, *program)
     assert (applied.stdout, applied.returncode) == (alone.stdout, 7), "the same process as without Torchwise"
     assert b"Net runs as written" in applied.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("-m torchwise run --apply x.py --n 1", []),
+        ("-X dev -Im torchwise run --apply x.py --n 1", ["-X", "dev", "-I"]),
+        ("-Imtorchwise run --apply x.py --n 1", ["-I"]),
+        ("-Xtracemalloc bin/torchwise run --apply x.py --n 1", ["-Xtracemalloc"]),
+        ("-Walways::m.c -m torchwise run --apply x.py --n 1", ["-Walways::m.c"]),
+        ("bin/torchwise run --apply --store s.db x.py --n 1", []),
+        ("launcher.py x.py --n 1", None),
+        ("-m ipykernel_launcher -f kernel.json", None),
+        ("-m pytest", None),
+    ],
+)
+def test_the_options_of_python_are_those_of_the_command_line_itself(
+    line: str, expected: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = line.split()
+    starts = next(at for at, word in enumerate([*own, "run"]) if word in ("run", "x.py", "-f"))
+    monkeypatch.setattr(sys, "orig_argv", ["python", *own])
+    monkeypatch.setattr(sys, "argv", ["torchwise", *own[starts:]])
+    assert script._list_python_options(["x.py", "--n", "1"]) == expected
+
+
+@pytest.fixture
+def written_alone(tmp_path: Path, searches: Searches) -> list[str]:
+    """Return the words that apply the decisions for a program for which no plan pays."""
+    searches.plan = EAGER
+    words = ["--store", str(tmp_path / "s.db"), str(write(tmp_path, "main"))]
+    invoke("--tune", *words)
+    return ["--apply", *words]
+
+
+def test_a_program_is_run_inside_the_one_that_calls_the_command_line(
+    written_alone: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("it replaces the process"))
+    done = CliRunner().invoke(app, ["run", *written_alone])
+    assert float(done.stdout) > 0
+    assert "Net runs as written" in done.stderr
+
+
+@pytest.mark.parametrize("broken", ["stdout", "stderr", "reader", "html", "exec"])
+def test_neither_a_stream_nor_a_file_keeps_a_program_from_running(
+    written_alone: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: str
+) -> None:
+    def fill_disk(_text: str, path: Path) -> None:
+        raise StorageError(f"{path} cannot be written: the disk is full")
+
+    words = ["run", *written_alone]
+    if broken == "html":
+        words[2:2] = ["--html", str(tmp_path / "r.html")]
+        monkeypatch.setattr(files, "write_atomically", fill_disk)
+
+    replaced: list[object] = []
+
+    def replace_process(_file: str, given: list[str]) -> None:
+        replaced.append(given)
+        if broken == "exec":
+            raise OSError("it may not")
+        raise SystemExit(7)
+
+    class Broken(io.StringIO):
+        def write(self, *_text: str) -> int:
+            raise BrokenPipeError
+
+        flush = write  # type: ignore[assignment]
+
+    monkeypatch.setattr(os, "execv", replace_process)
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "torchwise", *words])
+    monkeypatch.setattr(sys, "argv", ["torchwise", *words])
+    stream = {"stdout": None, "stderr": None, "reader": Broken()}.get(broken, io.StringIO())
+    monkeypatch.setattr(sys, "stdout" if broken == "stdout" else "stderr", stream)
+    with pytest.raises(SystemExit) as ended:
+        app(words, standalone_mode=False)
+    assert ended.value.code == (0 if broken == "exec" else 7)
+    assert replaced == [[sys.executable, words[-1]]]
+    if broken == "html":
+        assert "r.html cannot be written" in stream.getvalue()
+
+
+def test_a_decision_for_other_sizes_alone_is_no_plan() -> None:
+    decisions = {"Net": [make_decision(torch.sin, EAGER)], "Net/other-sizes": [make_decision(torch.sin, THREADS)]}
+    assert stays_as_written(decisions)
+    assert not stays_as_written({**decisions, "Other": [make_decision(torch.sin, THREADS)]})
 
 
 def test_ctrl_c_ends_a_server_whose_modules_are_then_tuned(tmp_path: Path, searches: Searches) -> None:

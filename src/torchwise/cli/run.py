@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from torchwise.cli import options as opt
-from torchwise.errors import InputError
+from torchwise.errors import InputError, TorchwiseError
 
 if TYPE_CHECKING:
     from torchwise.records.recording import Recording
@@ -123,9 +123,12 @@ def _list_words(options: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Report:
-    """Where a report goes. The stream is the one from before the program, which may put another in its place."""
+    """Where a report goes. The stream is the one from before the program, which may put another in its place.
 
-    stream: TextIO
+    It is None if it was closed before the start.
+    """
+
+    stream: TextIO | None
     json: Path | None = None
     html: Path | None = None
 
@@ -136,15 +139,24 @@ class Report:
         from torchwise.records.files import write_atomically, write_json
         from torchwise.report.html import render_page
         from torchwise.report.terminal import render_terminal
+        from torchwise.runtime.program.script import flush_streams
 
-        with contextlib.suppress(OSError, ValueError):  # the program, or its reader, may have closed a stream
-            sys.stdout.flush()
-        with contextlib.suppress(OSError, ValueError):
-            Console(file=self.stream).print(render_terminal(document))
+        flush_streams()
+        if self.stream is not None:
+            console = Console(file=self.stream)
+            console.on_broken_pipe = lambda: None  # type: ignore[method-assign]  # which would end this process
+            with contextlib.suppress(OSError, ValueError):  # the program, or its reader, may have closed it
+                console.print(render_terminal(document))
         if self.json and recording:
             write_json(recording, self.json)
         if self.html:
             write_atomically(render_page(document), self.html)
+
+    def say(self, text: str) -> None:
+        """Print a line, if the stream takes it."""
+        if self.stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                print(text, file=self.stream, flush=True)
 
 
 def _find_script(kind: type[Script], program: list[str], module: str | None) -> Script:
@@ -211,9 +223,13 @@ def _apply(script: Script, store: str | None, report: Report) -> int:
             f"the store has no plan for {script.name}: torchwise run --tune with the same program makes them"
         )
     if stays_as_written(decisions):
-        notes = [explain_eager(name, newest) for name, (newest, *_) in decisions.items()]
-        report.show(applied_document(script.name, [], notes))
+        notes = [explain_eager(name, newest) for name, (newest, *_) in decisions.items() if newest.plan.is_eager]
+        try:
+            report.show(applied_document(script.name, [], notes))
+        except (TorchwiseError, OSError) as error:  # the program runs all the same
+            report.say(f"torchwise: {error}")
         script.replace_process()
+        return script.run()
     from torchwise.runtime.program import StoredPlans
 
     process = os.getpid()

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import gc
 import importlib.util
 import io
 import itertools
 import multiprocessing
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 import torchwise
 from torchwise.errors import InputError
@@ -88,14 +90,18 @@ class Script:
             code, self.was_interrupted = INTERRUPTED, True
         return _exit_code(code)
 
-    def replace_process(self) -> NoReturn:
+    def replace_process(self) -> None:
         """End this process, and have Python run the program alone in its place, with the same process id and streams.
 
         So nothing that Torchwise has loaded costs the program time: some libraries go through all modules and callers.
+        It returns if that cannot be done, or if this process is not the command line's own.
         """
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os.execv(sys.executable, [sys.executable, *_list_python_options(), *self.words])
+        options = _list_python_options(self.words)
+        if options is None:
+            return
+        flush_streams()
+        with contextlib.suppress(OSError):
+            os.execv(sys.executable, [sys.executable, *options, *self.words])
 
     def _read_file(self, target: str) -> CodeType:
         file = Path(target)
@@ -145,14 +151,28 @@ def _search_in(folder: str) -> None:
         sys.path.insert(0, folder)
 
 
-def _list_python_options() -> list[str]:
-    """Return the options of Python itself on the command line of this process, such as -X dev."""
+def flush_streams() -> None:
+    """Write out the standard streams, which may be closed, full or without a reader."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # None if it was closed before the start
+            stream.flush()
+
+
+def _list_python_options(words: Sequence[str]) -> list[str] | None:
+    """Return the options of Python itself on the command line of this process, such as -X dev.
+
+    It is None if that command line is not `torchwise run --apply` with these words of a program: another program has
+    called the command line.
+    """
     own, given = sys.orig_argv[1:], sys.argv[1:]
-    if own[len(own) - len(given) :] != given:  # a program has called the command line with other words
-        return []
-    *options, _ = own[: len(own) - len(given)]
-    if options and options[-1].startswith("-"):  # -m or -c, perhaps after others, as in -Im
-        options[-1] = options[-1].removesuffix("m").removesuffix("c")
+    is_own = own[len(own) - len(given) :] == given and given[-len(words) :] == list(words)
+    if not is_own or len(own) == len(given) or "--apply" not in given[: -len(words)]:
+        return None
+    *options, entry = own[: len(own) - len(given)]
+    if (in_one_word := re.match("-[A-Za-z]*?[mc]", entry)) is not None:  # as in -Imtorchwise
+        options.append(in_one_word[0])
+    if options and re.fullmatch("-(?![XW])[A-Za-z]*[mc]", options[-1]):  # perhaps after others, as in -Im
+        options[-1] = options[-1][:-1]
     return [option for option in options if option != "-"]
 
 
