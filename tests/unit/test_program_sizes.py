@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,9 @@ from test_program import THREADS, Searches, decide_at_once
 import torchwise as tw
 from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
-from torchwise.runtime.api import Study
+from torchwise.plan.workload_spec import TuneOptions
+from torchwise.records.trial import WAITING
+from torchwise.runtime.api import Study, make_request, search
 from torchwise.runtime.bucketing.bucketed import DYNAMIC
 from torchwise.runtime.program import StoredPlans, sizes, tuning
 from torchwise.runtime.program.calls import Calls
@@ -187,25 +190,45 @@ def test_sizes_mean_the_same_as_for_a_model(rows: Iterable[int], searches: Searc
         tune(net, rows, sizes="often")
 
 
+@pytest.mark.parametrize("fails", [False, True])
 def test_waiting_is_no_part_of_a_budget_if_that_is_asked_for(
-    searches: Searches, monkeypatch: pytest.MonkeyPatch
+    searches: Searches, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(tuning.time, "monotonic", lambda: now[0])
 
     def search(*asked: Any, **options: Any) -> Any:
-        now[0] += 1000.0  # of which the study says that all but its own seconds went by waiting
+        now[0] += 1000.0
+        if options["note_wait"] is not None:
+            options["note_wait"](995.0)
         found = searches(*asked, **options)
-        return Study(replace(found.record, seconds=5.0))
+        if fails and len(searches.asked) == 1:
+            raise InputError("it raises")
+        return Study(replace(found.record, seconds=5000.0))  # those of all sessions
 
     monkeypatch.setattr(tuning, "search", search)
     first, second = Rows().eval(), Mean().eval()
     tw.tune_program(lambda: [net(make(rows)) for net in (first, second) for rows in (3, 5)], budget=100.0, wait=True)
-    assert len(searches.asked) == 4
+    assert len(searches.asked) == (3 if fails else 4)
     assert all(request.budget_s > 10 for request, _ in searches.asked)
     searches.asked.clear()
     tw.tune_program(lambda: [net(make(rows)) for net in (first, second) for rows in (3, 5)], budget=100.0)
-    assert len(searches.asked) == 2, "the budget ended"
+    assert len(searches.asked) == (1 if fails else 2), "the budget ended"
+
+
+def test_a_search_says_how_long_it_waited_even_if_it_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def run_study(_request: object, _storage: object, _launcher: object, listener: Any) -> None:
+        listener.stage(WAITING)
+        time.sleep(0.02)
+        listener.stage("load")
+        raise InputError("it raises")
+
+    waits: list[float] = []
+    monkeypatch.setattr("torchwise.study.run_study", run_study)
+    request, workload = make_request(Rows().eval(), (make(3),), None, None, TuneOptions())
+    with pytest.raises(InputError, match="it raises"):
+        search(request, workload, str(tmp_path / "s.db"), progress=False, note_wait=waits.append)
+    assert waits[0] >= 0.02
 
 
 def test_a_dynamic_plan_for_a_few_sizes_answers_all_others_by_itself(searches: Searches) -> None:
@@ -256,10 +279,10 @@ def test_the_second_plan_is_like_the_first_in_all_that_holds_for_every_size(plan
 def test_a_failed_search_for_other_sizes_leaves_the_first_plan(
     searches: Searches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def search(request: Any, workload: Any, store: str | None, *, progress: bool) -> Any:
+    def search(request: Any, workload: Any, store: str | None, **options: Any) -> Any:
         if request.plans:
             raise InputError("the budget is spent")
-        return searches(request, workload, store, progress=progress)
+        return searches(request, workload, store, **options)
 
     monkeypatch.setattr(tuning, "search", search)
     net = Rows().eval()

@@ -207,8 +207,17 @@ def tune(
     return search(request, workload, store, progress=progress)
 
 
-def search(request: Request, workload: Workload | None, store: str | None, *, progress: bool = True) -> Study:
+def search(
+    request: Request,
+    workload: Workload | None,
+    store: str | None,
+    *,
+    progress: bool = True,
+    note_wait: Callable[[float], object] | None = None,
+) -> Study:
     """Run the study of a request in worker processes, for a live workload or a target.
+
+    `note_wait` gets the seconds that went by waiting for other Torchwise processes, also if the study raises.
 
     Raises:
         InputError: the model cannot be sent to a worker.
@@ -217,11 +226,17 @@ def search(request: Request, workload: Workload | None, store: str | None, *, pr
     from torchwise.report import Progress
     from torchwise.store import open_storage
     from torchwise.study import run_study
-    from torchwise.trial import ProcessLauncher, send_model
+    from torchwise.trial import ProcessLauncher, Stopwatch, send_model
 
     display: AbstractContextManager[Any] = Progress() if progress else nullcontext(Listener())
     with open_storage(store) as storage, send_model(workload) as file, display as listener:
-        record = run_study(replace(request, source=file.source), storage, ProcessLauncher(), listener)
+        spent = Stopwatch(listener.stage)
+        listener.stage = spent.stage
+        try:
+            record = run_study(replace(request, source=file.source), storage, ProcessLauncher(), listener)
+        finally:
+            if note_wait is not None:
+                note_wait(spent.waited_s)
         return Study(record, storage.place if store else None)
 
 

@@ -120,16 +120,16 @@ def tune_recorded(
     if calls is not None and chosen:
         scale = calls / sum(one.record.calls for one in (chosen[0], *chosen[0].alike))
     end = None if options.get("budget") is None else time.monotonic() + float(options["budget"] or 0)
+    waits: list[float] = []
     for number, module in enumerate(chosen):
         left_s = sum(one.seconds for one in chosen[number:])
-        budget = None if end is None else (end - time.monotonic()) * module.seconds / left_s
+        budget = None if end is None else (end + sum(waits) - time.monotonic()) * module.seconds / left_s
         if budget is not None and budget < MIN_BUDGET_S and number:
             _note(module, "the budget ended before it could be tuned")
             continue
         try:
             own = {**options, "budget": budget}
-            waited_s = _tune(module, program, own, scale, places=places, as_recorded=calls is None)  # type: ignore[arg-type]
-            end = None if end is None else end + waited_s
+            _tune(module, program, own, scale, waits, places=places, as_recorded=calls is None)  # type: ignore[arg-type]
         except TorchwiseError as error:
             _note(module, f"not tuned: {error}")
         except Exception as error:  # a module may raise anything when it is described or copied: the others go on
@@ -206,9 +206,16 @@ def _contains(outer: Any, inner: Any) -> bool:
 
 
 def _tune(
-    module: TunedModule, program: str, options: ProgramKeywords, scale: float, *, places: bool, as_recorded: bool
-) -> float:
-    """Tune a module, and return the seconds of waiting that are no part of its budget."""
+    module: TunedModule,
+    program: str,
+    options: ProgramKeywords,
+    scale: float,
+    waits: list[float],
+    *,
+    places: bool,
+    as_recorded: bool,
+) -> None:
+    """Tune a module, and add to `waits` the seconds of waiting that are no part of its budget, even if it raises."""
     calls = merge_calls([module.calls, *(one.calls for one in module.alike)])
     live, store = module.calls.live, options.get("store")
     config = config_of(live, select_alike(calls)[0][0].autocast, store)
@@ -217,7 +224,7 @@ def _tune(
     expected = max(round(scale * mix.calls), 1)
     of_others = round(scale * mix.others) or (0 if as_recorded else expected)
     options = {**options, "calls": expected, "mode": mix.kinds[0].mode}
-    searches = _Searches(workload, options, mix.list_examples(workload))
+    searches = _Searches(workload, options, mix.list_examples(workload), waits)
     module.study, others, failure = searches.run_all(target_of(program, live), mix, of_others)
     decision = module.study.decision
     for one in (module, *module.alike):
@@ -242,17 +249,17 @@ def _tune(
     reason = decision.reason if decision.plan.is_eager else ""
     for note in filter(None, (mix.note, mix.describe(decision, others, failure), reason)):
         _note(module, note)
-    return searches.waited_s
 
 
 class _Searches:
     """Searches for plans of one module, all on the same inputs and within one budget."""
 
-    def __init__(self, workload: Any, options: ProgramKeywords, examples: tuple[Example, ...]) -> None:
-        self._workload, self._options, self._examples = workload, options, examples
+    def __init__(
+        self, workload: Any, options: ProgramKeywords, examples: tuple[Example, ...], waits: list[float]
+    ) -> None:
+        self._workload, self._options, self._examples, self._waits = workload, options, examples, waits
         budget = options.get("budget")
-        self._end = None if budget is None else time.monotonic() + budget
-        self.waited_s = 0.0
+        self._end = None if budget is None else time.monotonic() + budget - sum(waits)
 
     def run_all(self, name: str, mix: SizeMix, of_others: int) -> tuple[Study, Decision | None, str]:
         """Return the study for the sizes of a mix, the decision for all others, if there is one, and why not.
@@ -273,7 +280,7 @@ class _Searches:
             return study, None, ""
         if not of_others:
             return study, None, NO_OTHERS
-        left_s = None if self._end is None else self._end + self.waited_s - time.monotonic()
+        left_s = None if self._end is None else self._end + sum(self._waits) - time.monotonic()
         left = {} if left_s is None else {"budget": max(left_s, MIN_BUDGET_S)}
         changed = {"calls": of_others, "plans": [make_dynamic(study.decision.plan)], **left}
         try:  # verified and timed at sizes that nobody gave
@@ -288,11 +295,7 @@ class _Searches:
     def _run(self, name: str, **changed: Any) -> Study:
         options, store, progress = _split({**self._options, **changed})  # type: ignore[typeddict-item]
         request, sent = make_request(self._workload, None, None, self._examples, options, name)
-        begun = time.monotonic()
-        study = search(request, sent, store, progress=progress)
-        if request.wait:
-            self.waited_s += max(time.monotonic() - begun - study.record.seconds, 0.0)
-        return study
+        return search(request, sent, store, progress=progress, note_wait=self._waits.append if request.wait else None)
 
 
 def _split(options: ProgramKeywords) -> tuple[TuneOptions, str | None, bool]:
