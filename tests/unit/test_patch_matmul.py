@@ -200,7 +200,7 @@ def test_patches_of_any_dimension_are_a_trait_where_convolutions_take_time(kind:
     once = PlainCall(writes=False, answers=True, moves=(), grows=False)
 
     def traits(share: float) -> list[str]:
-        return _traits(workload, {"conv": share}, once, Instruments(lambda: None), stochastic=False)
+        return _traits(workload, {}, {"conv": share}, once, Instruments(lambda: None), stochastic=False)
 
     assert "patches" in traits(0.9)
     assert "patches" not in traits(0.01)

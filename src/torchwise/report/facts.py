@@ -44,6 +44,7 @@ def machine(here: Environment) -> list[doc.Fact]:
         ("System", here.system),
         ("PyTorch", here.torch),
         ("Triton", here.triton),
+        ("Other compilers", here.compilers),
         ("Python", here.python),
         ("Host", here.hostname),
         ("Fingerprint", here.fingerprint),

@@ -33,7 +33,7 @@ DIGITS = 4
 """Significant digits of stored figures, which is more than any measurement has."""
 HARDWARE = ("device", "system", "cpu", "cpus", "cores_allowed", "gpu", "gpu_memory_mib", "gpu_capability")
 """Fields of an environment about the machine. A new section replaces one of equal hardware with any software."""
-SOFTWARE = ("python", "torch", "triton", "cuda", "driver")
+SOFTWARE = ("python", "torch", "triton", "cuda", "driver", "compilers")
 """Fields of an environment about software. The host's name is in neither, since equal machines share a section."""
 Key = tuple[str, str, str]
 Range = tuple[float, float, float]
