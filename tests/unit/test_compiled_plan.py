@@ -20,6 +20,7 @@ from torchwise.compile.guards.module_guard import _COUNTING, ModuleGuard, Module
 from torchwise.compile.shared_copies import ModuleChangeGuard, share
 from torchwise.compile.signature import opaque_leaves
 from torchwise.compile.transforms import eager_strides
+from torchwise.compile.transforms.function_graphs.record import record
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import EAGER, Plan
 from torchwise.workload import Example
@@ -123,6 +124,25 @@ def test_what_is_traced_says_how_each_output_lies(name: str) -> None:
     assert answer["answer"].stride() == make(x).stride()
     [graph] = graphs
     assert any(node.target == "contiguous" for node in graph.nodes) is said
+
+
+@pytest.mark.parametrize(
+    ("join", "begins"),
+    [
+        (lambda x: torch.cat([x.new_empty(0), x.mT], -1), True),
+        (lambda x: torch.concat((x.mT, x.new_empty(2, 0, 3)), dim=1), True),
+        (lambda x: torch.cat(tensors=[torch.tensor([]), x.mT], dim=-1), True),
+        (lambda x: torch.cat([x.new_empty(0), x], -1), False),  # contiguous, as the copy
+        (lambda x: torch.cat([x.new_empty(0), x.mT, x.mT], -1), False),  # joined for real
+        (lambda x: torch.cat([x.new_empty(0)], -1), False),
+        (lambda x: x.mT + 1, False),
+    ],
+)
+def test_the_begin_of_a_cache_is_known_before_anything_is_compiled(
+    join: Callable[[torch.Tensor], torch.Tensor], begins: bool
+) -> None:
+    x = torch.randn(2, 3, 4)
+    assert eager_strides.joins_one_to_empty(record(lambda: join(x))) is begins
 
 
 class Cache:

@@ -17,6 +17,7 @@ from test_program import THREADS, Searches, decide_at_once
 import torchwise as tw
 from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
+from torchwise.plan.trait import Trait
 from torchwise.plan.workload_spec import TuneOptions
 from torchwise.records.trial import WAITING
 from torchwise.runtime.api import Study, make_request, search
@@ -274,6 +275,19 @@ def test_what_the_options_permit_counts(options: dict[str, Any], searches: Searc
 )
 def test_the_second_plan_is_like_the_first_in_all_that_holds_for_every_size(plan: Plan, dynamic: Plan) -> None:
     assert sizes.make_dynamic(plan) == dynamic
+
+
+def test_the_second_plan_lays_its_outputs_out_where_the_compiler_would_not(
+    searches: Searches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def search(*asked: Any, **options: Any) -> Study:
+        found = searches(*asked, **options).record
+        inspection = replace(found.inspection, traits=found.inspection.traits | {Trait.RESTRIDED})
+        return Study(replace(found, inspection=inspection))
+
+    monkeypatch.setattr(tuning, "search", search)
+    tune(Rows().eval(), [3, 5])
+    assert searches.asked[1][0].plans == (replace(*DYNAMIC, threads=THREADS.threads, transforms=("eager_strides",)),)
 
 
 def test_a_failed_search_for_other_sizes_leaves_the_first_plan(

@@ -28,6 +28,7 @@ from torchwise.compile.uncompiled_reason import no_effect
 from torchwise.errors import BaselineError, GraphBreakError, TargetError, UnsupportedError, WorkloadError
 from torchwise.measure import device_lock
 from torchwise.plan import Plan
+from torchwise.plan.trait import Trait
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Duel, Failure, FailureKind, Measurement, Outcome, Trial, TrialState, codec
 from torchwise.trial import (
@@ -251,6 +252,25 @@ def test_inspection_tells_volumes_from_images_and_finds_single_rows(tmp_path: Pa
     }
     assert found["volumes"] & {"conv", "conv3d", "one_row"} == {"conv3d"}
     assert found["rows"] & {"conv", "conv3d", "one_row"} == {"one_row"}
+
+
+def test_inspection_looks_at_what_every_example_runs(tmp_path: Path) -> None:
+    """A decoding program mostly adds to its cache. The fewer calls that begin one are compiled as well."""
+    file = tmp_path / "caches.py"
+    file.write_text(
+        "import torch\nfrom torchwise.workload import Example, Workload\n"
+        "def join(kept, new):\n    return torch.cat([kept, new.mT], -1)\n"
+        "def make(*kept):\n    new = torch.randn(2, 3, 4)\n"
+        "    return Workload(join, tuple(Example((one, new)) for one in kept))\n"
+        "def adds():\n    return make(torch.ones(2, 4, 1))\n"
+        "def begins():\n    return make(torch.ones(2, 4, 1), torch.empty(0))\n"
+    )
+    adds, begins = (
+        inspect(Job("inspect", WorkloadSpec(f"{file}:{name}"), effort=BRIEF), lambda _stage: None).traits
+        for name in ("adds", "begins")
+    )
+    assert Trait.RESTRIDED not in adds
+    assert Trait.RESTRIDED in begins
 
 
 def test_inspection_finds_what_the_model_is(launcher: ProcessLauncher) -> None:

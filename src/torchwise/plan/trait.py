@@ -12,8 +12,8 @@ from torchwise.former_names import OpenEnum
 class Trait(OpenEnum):
     """A trait of a workload. Inspecting the plain model finds most of them.
 
-    A training step has further ones. `RESTRIDED` and `NOISE_NOT_REPRODUCIBLE` are found by trials. The value of a trait
-    is its name in records. Its summary completes the sentence "the model …".
+    A training step has further ones. Trials find `NOISE_NOT_REPRODUCIBLE`, and `RESTRIDED` where it was not
+    foreseen. The value of a trait is its name in records. Its summary completes the sentence "the model …".
 
     A plug-in may name traits of its own, with a dot in them, such as "mypackage.sparse".
     """

@@ -233,9 +233,7 @@ class StagedSampler:
         if Trait.SIZES_VARY in history.traits:
             found["plans for static shapes"] = "they would leave the sizes to come to the plain model"
         if Trait.RESTRIDED in history.traits:
-            found["inductor without eager_strides"] = (
-                "a trial showed that outputs have another memory layout than eager's"
-            )
+            found["inductor without eager_strides"] = "compiled outputs have another memory layout than eager's"
         refused = [(trial, trial.failure) for trial in history.trials if trial.failure and trial.failure.about]
         found.update({_name_parts(why.about): _explain_refusal(trial, why) for trial, why in refused})
         refused_changes = [judged_by_user(trial.plan) for trial in history.trials if trial.changes_too_much]

@@ -20,7 +20,7 @@ def detect_traits(model: Any, call: Callable[[], Any], instruments: Instruments)
 
     Args:
         model: the module, or the callable.
-        call: calls it on an example. The functions that it runs are recorded once, for all rewrites of functions.
+        call: calls it on every example. The functions that it runs are recorded once, for all rewrites of functions.
         instruments: notes which detectors fail.
     """
     found: dict[Trait, bool] = {}

@@ -105,7 +105,8 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         does_print = instruments.use("whether it prints", lambda: any(prints(call) for call in calls), False)
         operator_traits, operator_count = _trace_operators(calls[0])
         counts = [operator_count, *(_trace_operators(call)[1] for call in calls[1:])]
-        detected = detect_traits(workload.call if workload.module is None else workload.module, calls[0], instruments)
+        called = workload.call if workload.module is None else workload.module
+        detected = detect_traits(called, lambda: [call() for call in calls], instruments)
         work = work_of(workload, calls[0], instruments) if workload.step else None
         stage(WorkerStage.MEASURE)
         mix = mix_of(calls, workload)

@@ -16,7 +16,7 @@ import torch
 from torch.fx import Graph, Node, Proxy
 
 from torchwise._torch.symbols import is_surely
-from torchwise.compile.transforms.function_graphs.nodes import value_of
+from torchwise.compile.transforms.function_graphs.nodes import argument, name_of, value_of
 
 Order = tuple[int, ...]
 """The dimensions, from the one with the longest stride on."""
@@ -37,6 +37,17 @@ def rewrite(graph: Graph) -> int:
 def _order_of_node(node: Node) -> Order | None:
     value = value_of(node)
     return None if value is None or node.op in ("placeholder", "get_attr") else order_of(value)
+
+
+def joins_one_to_empty(graph: Graph) -> bool:
+    """Whether a call joins one tensor that is not contiguous to empty ones alone, as a KV cache begins."""
+    return any(_is_copy(node) for node in graph.nodes if name_of(node) in ("cat", "concat", "concatenate"))
+
+
+def _is_copy(node: Node) -> bool:
+    joined = map(value_of, argument(node, 0, "tensors", ()))
+    full = [value for value in joined if value is None or value.numel() > 0]
+    return len(full) == 1 and full[0] is not None and not full[0].is_contiguous()
 
 
 def order_of(tensor: torch.Tensor) -> Order | None:

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from torchwise.plan.plan import Plan
 
 
+WHERE = "torchwise.compile.transforms.eager_strides"
+
+
 def find_problems(plan: Plan) -> Iterator[str]:
     """Yield the reasons why the rewrite cannot be part of a plan."""
     if plan.scope == "rolled":
@@ -27,11 +30,12 @@ register(
         complexity=1,
         summary="outputs have eager's strides if the compiler would choose others",
         required_traits=(Trait.RESTRIDED,),
+        detectors=((Trait.RESTRIDED, f"{WHERE}:joins_one_to_empty"),),
         requires=(("backend", "inductor"),),
         implies=(("backend", "inductor"),),
         effort="quick",
         compile_factor=0.98,  # of a plain compile: it hardly adds anything, and as the cheapest it is tried first
-        realized_by="torchwise.compile.transforms.eager_strides:rewrite",
+        realized_by=f"{WHERE}:rewrite",
         stage=Stage.TRACE,
         find_problems=find_problems,
     )

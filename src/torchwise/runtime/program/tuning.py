@@ -29,6 +29,7 @@ from torchwise.runtime.program.stored import target_of
 from torchwise.runtime.program.tuned import OptimizedProgram, TunedModule, TunedProgram
 from torchwise.runtime.served import unwrap
 from torchwise.study import Request
+from torchwise.study.history import History
 from torchwise.workload import Example
 from torchwise.workload.identity import structure
 
@@ -282,7 +283,9 @@ class _Searches:
             return study, None, NO_OTHERS
         left_s = None if self._end is None else self._end + sum(self._waits) - time.monotonic()
         left = {} if left_s is None else {"budget": max(left_s, MIN_BUDGET_S)}
-        changed = {"calls": of_others, "plans": [make_dynamic(study.decision.plan)], **left}
+        found = study.record
+        dynamic = History(found.workload, found.inspection, found.trials).refine(make_dynamic(study.decision.plan))
+        changed = {"calls": of_others, "plans": [dynamic], **left}
         try:  # verified and timed at sizes that nobody gave
             return study, self._run(name + OTHER_SIZES, **{**OF_ALL_SIZES, **changed}).decision, ""
         except TorchwiseError as error:  # the first plan holds all the same
