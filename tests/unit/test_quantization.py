@@ -424,6 +424,21 @@ def test_parts_that_there_was_no_time_for_stay_and_the_others_may_all_pass(monke
     assert choose_skipped(lambda x: x, rewrite, sizes, lambda _: True, example, budget_s=5.0) == ("third",)
 
 
+def test_labels_beside_the_numbers_leave_the_order_of_layers_as_it_is() -> None:
+    def rewrite(skip: Collection[str]) -> Callable[..., Any]:
+        bad = 0.0 if "bad" in skip else 0.5
+        return lambda x: (x * (1 + bad + 0.01 * (3 - len(skip))), torch.tensor(len(skip)))
+
+    def passes(call: Callable[..., Any]) -> bool:
+        return float(call(torch.ones(4))[0][0]) < 1.1
+
+    def original(x: torch.Tensor) -> Any:
+        return x.clone(), torch.tensor(9)
+
+    sizes = dict.fromkeys(("bad", "good", "better"), 1)
+    assert choose_skipped(original, rewrite, sizes, passes, Example((torch.ones(4),))) == ("bad",)
+
+
 def test_selections_are_judged_until_the_time_is_over() -> None:
     judged: list[Any] = []
 

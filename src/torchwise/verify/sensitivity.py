@@ -7,12 +7,11 @@ selection that is returned has passed.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from torchwise.verify.substitution import check_substitution
+from torchwise.verify.substitution import measure_error
 from torchwise.workload.workload import Example
 
 MAX_S = 20.0
@@ -50,7 +49,7 @@ def choose_skipped(
     end = time.monotonic() + budget_s
     for name in sorted(sizes, key=lambda name: -sizes[name]):
         if time.monotonic() < end:
-            errors[name] = _measure_error(original, rewrite([other for other in sizes if other != name]), example)
+            errors[name] = measure_error(original, rewrite([other for other in sizes if other != name]), example)
     order = sorted(errors, key=lambda name: errors[name] ** 2 / sizes[name])  # errors add up by their squares
     failing = len(order) + (len(order) < len(sizes))  # all parts together do not pass
     end = time.monotonic() + judge_s
@@ -60,12 +59,6 @@ def choose_skipped(
     if sum(sizes[name] for name in changed) < MIN_SHARE * sum(sizes.values()):
         return None
     return tuple(name for name in sizes if name not in changed)
-
-
-def _measure_error(original: Callable[..., Any], changed: Callable[..., Any], example: Example) -> float:
-    """Return the error that a change causes. It is infinite if the output has another form, or other infinities."""
-    (check,) = check_substitution(original, changed, [example], math.inf)
-    return math.inf if check.error is None else check.error
 
 
 def _count_passing(order: Sequence[str], failing: int, passes: Callable[[Sequence[str]], bool], end: float) -> int:

@@ -70,6 +70,18 @@ def check_substitution(
         yield replace(judged, error=max(errors, default=None)) if is_told else judged
 
 
+def measure_error(original: Callable[..., Any], changed: Callable[..., Any], example: Example) -> float:
+    """Return the error that a change causes. It is infinite if the output has another form, or other infinities.
+
+    Whole numbers do not count: a flipped one does not tell how large the error is.
+    """
+    mine, theirs = (observe(call, original, example, seed=0) for call in (changed, original))
+    if check_structure(mine, theirs).outcome is not Outcome.PASS:
+        return math.inf
+    error = _check_error(mine, theirs, math.inf, may_flip=True).error
+    return math.inf if error is None else error
+
+
 class SubstitutionJudge:
     """Judges other operators or numbers by the error, or the loss of quality, that a request allows.
 
