@@ -15,7 +15,7 @@ import torch
 from torchwise import environment
 from torchwise.compile.guards.reachable_code import ReachableCode, find_names
 from torchwise.plan.known_names import find_unusable_part
-from torchwise.plan.space import numerics_of
+from torchwise.plan.rules import find_choices
 from torchwise.records import Decision
 from torchwise.records.structure_differences import (
     OTHER_WEIGHTS,
@@ -50,7 +50,8 @@ def find_other_weights(model: Callable[..., Any], decision: Decision) -> str | N
     The user's tolerance judged some plans, by an error that depends on the weights. No weights are known of such a
     decision by an earlier version. Training changes weights in any case, and holds gradients to the tolerance as well.
     """
-    if decision.workload.mode == "training" or not numerics_of(decision.plan).is_judged_by_user:
+    is_judged = any(choice.numerics.is_judged_by_user for choice in find_choices(decision.plan))
+    if decision.workload.mode == "training" or not is_judged:
         return None
     is_same = decision.weights not in ("", UNREADABLE) and digest_weights(model) == decision.weights
     return None if is_same else OTHER_WEIGHTS
