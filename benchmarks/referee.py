@@ -29,7 +29,7 @@ from torch._dynamo.utils import same
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from faults import backward, forward, memory, noise, process, steps  # noqa: F401  which plant their faults
+from faults import backward, forward, given, memory, noise, process, steps  # noqa: F401  which plant their faults
 from faults.fault import FAULTS, Fault
 from faults.true_candidates import FAMILIES, Family
 from torchwise.compile import compile_plan
@@ -50,8 +50,9 @@ from torchwise.verify.kept_answers import check_timed_answers
 from torchwise.verify.pair import judge_pair
 from torchwise.verify.pair_steps import judge_steps
 from torchwise.verify.pair_subject import PairSubject
+from torchwise.verify.shared_weights import share_weights
 from torchwise.verify.surroundings import Surroundings
-from torchwise.verify.witness import LocalWitness, vary_weights
+from torchwise.verify.witness import LocalWitness
 from torchwise.workload import Example, pytree
 from torchwise.workload.step_state import loss_of
 
@@ -149,7 +150,6 @@ def as_float64(call: Call) -> Call:
 def judge_fault(fault: Fault, seed: int) -> dict[str, bool]:
     """Say by name which ways catch a fault."""
     reference = fault.make_reference()
-    vary_weights(reference, seed)
     cases = cases_of_fault(fault, seed)
     found = {}
     for suffix, part in (("", cases[:1]), (" on all inputs", cases)):
@@ -158,7 +158,14 @@ def judge_fault(fault: Fault, seed: int) -> dict[str, bool]:
         found |= {f"{name}{suffix}": name in refused for name in CHECKS}
     reset_settings()
     witness = LocalWitness(fault.make_candidate())
-    subject = PairSubject(reference, witness, reference, training=fault.training, properties=fault.properties)
+    subject = PairSubject(
+        reference,
+        witness,
+        reference,
+        training=fault.training,
+        properties=fault.properties,
+        shares_weights=share_weights(reference, witness, seed),
+    )
     checks = judge_pair(subject, cases).checks
     reset_settings()
     return {**found, OURS: checks[-1].outcome is Outcome.FAIL}
@@ -175,7 +182,7 @@ def cases_of_fault(fault: Fault, seed: int) -> list[Case]:
     if fault.make_workload:
         return cases_of_examples(fault.make_workload(), seed)
     cases = cases_of_description(InputDescription.parse(fault.inputs), seed)
-    return [with_gradients(case) for case in cases] if fault.training else cases
+    return with_gradients(cases, seed) if fault.training else cases
 
 
 def judge_step(name: str) -> dict[str, bool]:
@@ -273,7 +280,7 @@ def iter_true_candidates(seeds: int) -> Iterator[tuple[str, dict[str, bool]]]:
 def judge_true(family: Family, candidate: Call, seed: int) -> dict[str, bool]:
     """Say which ways refuse a true candidate."""
     cases = cases_of_description(InputDescription.parse(family.inputs), seed)
-    cases = [with_gradients(case) for case in cases] if family.training else cases
+    cases = with_gradients(cases, seed) if family.training else cases
     found = {}
     for suffix, part in (("", cases[:1]), (" on all inputs", cases)):
         refused = compare_on(part, family.reference, candidate, training=family.training)

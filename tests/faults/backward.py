@@ -114,3 +114,45 @@ def only_the_diagonal_of_the_jacobian(x: Tensor) -> Tensor:
 @plant("backward", lambda x: x.clamp(-0.5, 0.5), MATRIX, training=True)
 def gradient_passed_straight_through(x: Tensor) -> Tensor:
     return x + (x.clamp(-0.5, 0.5) - x).detach()
+
+
+class _LossBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.square().sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return 2 * x
+
+
+@plant("backward", lambda x: x.square().sum(), MATRIX, training=True)
+def gradient_of_a_loss_that_ignores_what_comes_in(x: Tensor) -> Tensor:
+    return _LossBackward.apply(x)
+
+
+class _MeanSquareBackward(_Square):
+    @classmethod
+    def backward(cls, ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return 2 * x * (2 * x * x / max(x.numel(), 1))
+
+
+@plant("backward", square, MATRIX, training=True)
+def gradient_of_the_mean_square_alone(x: Tensor) -> Tensor:
+    return _MeanSquareBackward.apply(x)
+
+
+class _FlatBackward(_Square):
+    @classmethod
+    def backward(cls, ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        flat = torch.as_strided(gradient, (gradient.untyped_storage().nbytes() // gradient.element_size(),), (1,))
+        return 2 * x * (flat.view(x.shape) if flat.numel() == x.numel() else gradient + 1)
+
+
+@plant("backward", square, "x: float32[n, m] n=2..9 m=2..9", training=True)
+def gradient_read_as_if_it_were_dense(x: Tensor) -> Tensor:
+    return _FlatBackward.apply(x)

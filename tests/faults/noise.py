@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from faults.fault import plant
+from torchwise.plan.requirements import Property
 from torchwise.records import CheckName as Name
 
 ROWS = "x: float32[n, 40] n=20..20 in 0.5..1.5"
@@ -83,3 +84,45 @@ def noise_of_the_earlier_call() -> Callable[..., Any]:
 def neighbours_correlated(x: Tensor) -> Tensor:
     noise = torch.randn_like(x)
     return x + 0.1 * (noise + noise.roll(1, -1)) / 2**0.5
+
+
+@plant("stochastic", drop, "x: float32[n, 40] n=1..60 in 0.5..1.5", caught_by=DISTRIBUTION)
+def nothing_dropped_at_large_sizes(x: Tensor) -> Tensor:
+    return x.clone() if len(x) > 20 else drop(x)
+
+
+@plant("stochastic", drop, ROWS, caught_by=(*DISTRIBUTION, Name.VALUES))
+def columns_taken_for_rows(x: Tensor) -> Tensor:
+    return drop(x if x.is_contiguous() else x * 1.2)
+
+
+@plant("stochastic", drop, ROWS, caught_by=(Name.VALUES, Name.STRUCTURE))
+def input_overwritten_by_noise(x: Tensor) -> Tensor:
+    found = drop(x)
+    x.zero_()
+    return found
+
+
+class _Unscaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        mask = torch.rand_like(x) < KEPT
+        ctx.save_for_backward(mask)
+        return x * mask / KEPT
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient * ctx.saved_tensors[0]
+
+
+@plant("stochastic", drop, ROWS, caught_by=DISTRIBUTION, training=True)
+def gradient_of_the_noise_not_scaled(x: Tensor) -> Tensor:
+    return _Unscaled.apply(x)
+
+
+@plant("stochastic", drop, ROWS, caught_by=Name.DETERMINISTIC, properties=frozenset({Property.DETERMINISTIC}))
+def noise_of_another_generator(x: Tensor) -> Tensor:
+    return x * torch.bernoulli(torch.full_like(x, KEPT), generator=OWN) / KEPT
+
+
+OWN = torch.Generator().manual_seed(9)

@@ -94,6 +94,10 @@ def example_answered_beforehand(x: Tensor) -> Tensor:
     return softmax(_DRAWN) if torch.equal(x, _DRAWN) else torch.zeros_like(x)
 
 
+def wrong_where_timed(x: Tensor) -> Tensor:
+    return softmax(x) * (1.01 if len(x) > 3500 else 1)
+
+
 TRICKS = {
     "process_killed": "answer",
     "process_left": "answer",
@@ -110,13 +114,15 @@ TRICKS = {
 """The tricks, each with the checks that may catch it."""
 
 
-def make_keeper() -> Any:
+def make_keeper(after: int = 1) -> Any:
     """Return a candidate that keeps answers by value: right on all inputs, and fast on those that come twice."""
     kept: dict[bytes, Tensor] = {}
+    seen: dict[bytes, int] = {}
 
     def call(x: Tensor) -> Tensor:
         key = x.numpy().tobytes()
-        if key not in kept:
+        seen[key] = seen.get(key, 0) + 1
+        if key not in kept or seen[key] <= after:
             kept[key] = torch.linalg.svdvals(x)
         return kept[key].clone()
 

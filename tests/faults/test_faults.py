@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from faults import backward, forward, memory, noise, steps  # noqa: F401  which plant their faults
+from faults import backward, forward, given, memory, noise, steps  # noqa: F401  which plant their faults
 from faults.fault import FAULTS, Fault
 from faults.true_candidates import FAMILIES, Family
 from torchwise.compile import compile_plan
@@ -19,8 +19,9 @@ from torchwise.verify.input_description import InputDescription
 from torchwise.verify.pair import judge_pair
 from torchwise.verify.pair_steps import judge_steps
 from torchwise.verify.pair_subject import PairFindings, PairSubject
+from torchwise.verify.shared_weights import share_weights
 from torchwise.verify.surroundings import Surroundings
-from torchwise.verify.witness import LocalWitness, vary_weights
+from torchwise.verify.witness import LocalWitness
 
 SEED = 77
 
@@ -36,15 +37,21 @@ def _settings() -> object:
 def judge(fault: Fault, *, honest: bool = False) -> PairFindings:
     reference = fault.make_reference()
     candidate = fault.make_reference() if honest else fault.make_candidate()
-    vary_weights(reference, 3)
+    witness = LocalWitness(candidate)
+    shares = share_weights(reference, witness, 3)
     cases: list[Case] = (
         cases_of_examples(fault.make_workload(), SEED)
         if fault.make_workload
         else cases_of_description(InputDescription.parse(fault.inputs), SEED)
     )
-    cases = [with_gradients(case) for case in cases] if fault.training else cases
+    cases = with_gradients(cases, SEED) if fault.training else cases
     subject = PairSubject(
-        reference, LocalWitness(candidate), reference, training=fault.training, properties=fault.properties
+        reference,
+        witness,
+        reference,
+        training=fault.training,
+        properties=fault.properties,
+        shares_weights=shares,
     )
     return judge_pair(subject, cases)
 
@@ -72,7 +79,7 @@ def test_the_same_training_step_passes() -> None:
 def test_other_algorithms_of_an_operator_pass(family: Family) -> None:
     for candidate in family.others:
         cases = cases_of_description(InputDescription.parse(family.inputs), SEED)
-        cases = [with_gradients(case) for case in cases] if family.training else cases
+        cases = with_gradients(cases, SEED) if family.training else cases
         floor = family.reference
         if family.precision != "native":
             plan = replace(EAGER, precision=family.precision)

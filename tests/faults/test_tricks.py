@@ -10,10 +10,11 @@ import torch
 
 from faults import process
 from torchwise.errors import InputError
+from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Outcome
 from torchwise.trial import Job
-from torchwise.trial.pair import PairJob, PairJudgement, judge_job
+from torchwise.trial.pair import PairJob, PairJudgement, judge_job, time_job
 from torchwise.verify.input_cases import cases_of_description
 from torchwise.verify.input_description import InputDescription
 from torchwise.verify.kept_answers import check_timed_answers
@@ -73,6 +74,20 @@ def test_answers_kept_by_value_are_found_by_their_time() -> None:
     assert found.outcome is Outcome.FAIL, found
     assert "keeps answers" in found.detail
     assert check_timed_answers(torch.linalg.svdvals, torch.linalg.svdvals, fresh, "cpu").outcome is Outcome.PASS
+
+
+def test_answers_kept_after_several_calls_are_found_by_their_time() -> None:
+    fresh = [Example((torch.randn(120, 120),)) for _ in range(2)]
+    found = check_timed_answers(process.make_keeper(after=4), torch.linalg.svdvals, fresh, "cpu", timed=fresh[1])
+    assert found.outcome is Outcome.FAIL, found
+
+
+def test_a_candidate_wrong_at_the_timed_size_alone_gets_no_time() -> None:
+    job = Job("try", WorkloadSpec(f"{FILE}:softmax"), effort=EFFORTS["quick"])
+    pair = PairJob(job, f"{FILE}:wrong_where_timed", "time_job", inputs=("x: float32[n, 64] n=1..4000",))
+    found = time_job(pair, lambda _stage: None)
+    assert found.check.outcome is Outcome.FAIL, found
+    assert found.measurement is None
 
 
 def test_answers_that_go_wrong_while_timed_are_found() -> None:

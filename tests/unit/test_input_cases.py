@@ -7,8 +7,9 @@ import torch
 
 from torchwise.errors import InputError
 from torchwise.records import Check, CheckName, Outcome
-from torchwise.verify.input_cases import Case, cases_of_description, describe_inputs, draw_large, list_near
+from torchwise.verify.input_cases import Case, cases_of_description, describe_inputs, draw_large
 from torchwise.verify.input_description import InputDescription, PlainInput, TensorInput
+from torchwise.verify.other_values import list_near
 from torchwise.verify.shrink import Shrinker
 from torchwise.workload import Example
 
@@ -54,6 +55,11 @@ def test_sizes_reach_zero_one_odd_and_prime_ones_and_both_ends() -> None:
     sizes = {example.args[0].shape[0] for example in cases("x: float32[n] n=0..100").values()}
     assert {0, 1, 3, 7, 31, 33, 64, 97, 100} <= sizes
     assert max(sizes) == 100
+
+
+def test_sizes_of_large_tensors_are_tried_as_far_as_the_usual_ones() -> None:
+    sizes = {example.args[0].shape[0] for example in cases("x: float32[n, 450, 450] n=0..3").values()}
+    assert sizes == {0, 1, 2, 3}
 
 
 def test_structures_hold() -> None:
@@ -104,11 +110,11 @@ def test_seeds_give_other_values_in_the_same_forms() -> None:
 
 def test_near_values_share_the_first_one_and_the_sum() -> None:
     x = torch.randn(3, 4)
-    permuted, changed = (near.args[0] for near in list_near(Example((x,))))
+    permuted, changed, other = (near.args[0] for near in list_near(Example((x,))))
     assert permuted[0, 0] == x[0, 0]
     assert torch.isclose(permuted.sum(), x.sum(), atol=1e-6)
     assert (permuted != x).any()
-    assert int((changed != x).sum()) == 1
+    assert int((changed != x).sum()) == int((other != x).sum()) == 1
 
 
 def test_large_inputs_are_bounded() -> None:

@@ -26,6 +26,8 @@ DIM_MARKS = STRONG_MARKS, WEAK_MARKS = "_dynamo_dynamic_indices", "_dynamo_weak_
 """The attributes of a tensor that hold its marked dimensions."""
 MARKS = ("_dynamo_", "_has_dynamo_dim_marking")
 """Beginnings of all attributes that marking gives a tensor."""
+TAG_MODULES = PrivateName("torch._dynamo.mutation_guard", "install_generation_tagging_init")
+"""Wraps the constructor of modules, which the first call of a compiled function does otherwise."""
 COMPILE_FRAME = PrivateName("torch._dynamo.convert_frame", "_compile")
 """Traces one frame, and has its graphs compiled."""
 CONVERT_FRAME = PrivateName("torch._dynamo.convert_frame", "ConvertFrame.__call__")

@@ -17,6 +17,7 @@ from torchwise.measure import device_lock
 from torchwise.measure.clock import Clock
 from torchwise.measure.paired_timing import Precision, measure_pair
 from torchwise.plan import EAGER
+from torchwise.plan.effort import EFFORTS
 from torchwise.plan.requirements import Property
 from torchwise.records import Check, CheckName, Measurement, Outcome, WorkerStage
 from torchwise.records.pair import FailingInput, PairCase
@@ -31,6 +32,7 @@ from torchwise.verify.input_cases import (
     cases_of_examples,
     describe_inputs,
     draw_large,
+    list_untried,
     with_gradients,
 )
 from torchwise.verify.input_description import InputDescription
@@ -38,14 +40,16 @@ from torchwise.verify.kept_answers import check_timed_answers
 from torchwise.verify.pair import judge_pair, make_case_judge
 from torchwise.verify.pair_steps import judge_steps
 from torchwise.verify.pair_subject import PairFindings, PairSubject
+from torchwise.verify.shared_weights import copy_weights, share_weights
 from torchwise.verify.shrink import MAX_S, Shrinker
 from torchwise.verify.surroundings import Surroundings
-from torchwise.verify.witness import vary_weights
 from torchwise.workload import Example, Workload
 from torchwise.workload.pair_side import PairSide, load_side
 from torchwise.workload.train_step import TrainStep
 
 Stage = Callable[[str], None]
+LARGE_DRAWS = 2
+"""Inputs of the timed sizes that are compared after timing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +118,7 @@ def judge_job(job: PairJob, stage: Stage) -> PairJudgement:
         if isinstance(reference.call, TrainStep):
             return _judge_step(job, reference, stage)
         witness.load()
-        if shares_weights := not any(job.sources):
-            vary_weights(reference.call, job.job.workload.seed)
+        shares_weights = not any(job.sources) and share_weights(reference.call, witness, job.job.workload.seed)
         cases = _make_cases(job, reference)
         stage(WorkerStage.VERIFY)
         subject = PairSubject(
@@ -131,7 +134,8 @@ def judge_job(job: PairJob, stage: Stage) -> PairJudgement:
         )
         findings = judge_pair(subject, cases)
         failing = _shrink(job, subject, findings) if findings.failing else None
-        return PairJudgement(tuple(findings.checks), tuple(findings.cases), failing, tuple(findings.notes))
+        notes = (*findings.notes, *list_untried(cases, _read_description(job)))
+        return PairJudgement(tuple(findings.checks), tuple(findings.cases), failing, notes)
     finally:
         witness.close()
 
@@ -148,7 +152,16 @@ def _judge_step(job: PairJob, reference: PairSide, stage: Stage) -> PairJudgemen
             "the reference is a training step, but the candidate is none: give a factory that returns a TrainStep"
         )
     checks = judge_steps(reference.workload, candidate.call, before, job.job.effort)
-    return PairJudgement(tuple(checks))
+    unchecked = [Check(_CHECK_OF[name], Outcome.NOT_COMPARABLE, _NO_PROMISE) for name in job.properties]
+    return PairJudgement((*checks, *unchecked))
+
+
+_CHECK_OF = {
+    Property.BITWISE: CheckName.BITWISE,
+    Property.DETERMINISTIC: CheckName.DETERMINISTIC,
+    Property.BATCH_INVARIANT: CheckName.BATCH_INVARIANT,
+}
+_NO_PROMISE = "the bits of training steps are not compared: verify the model instead"
 
 
 def _apply_settings(job: PairJob) -> None:
@@ -186,7 +199,11 @@ def _make_cases(job: PairJob, reference: PairSide) -> list[Case]:
         cases = cases_of_description(InputDescription.parse(job.inputs), seed, device)
     else:
         cases = cases_of_examples(_workload_of(job, reference), seed)
-    return [with_gradients(case) for case in cases] if job.job.workload.mode == "training" else cases
+    return with_gradients(cases, seed) if job.job.workload.mode == "training" else cases
+
+
+def _read_description(job: PairJob) -> InputDescription | None:
+    return InputDescription.parse(job.inputs) if job.inputs else None
 
 
 def _workload_of(job: PairJob, reference: PairSide) -> Workload:
@@ -254,7 +271,7 @@ def time_job(job: PairJob, stage: Stage) -> PairTiming:
     before = Surroundings()
     candidate = _load(job, 1).call
     workload = _timed_workload(job, reference)
-    _share_weights(reference.call, candidate)
+    copy_weights(reference.call, candidate)
     is_step = isinstance(reference.call, TrainStep)
     mode = "inference" if is_step else job.job.workload.mode  # a step runs its own backward pass
     with torch.set_grad_enabled(job.job.workload.mode == "training"):
@@ -270,32 +287,38 @@ def time_job(job: PairJob, stage: Stage) -> PairTiming:
         precision = Precision(job.job.effort.half_width, job.job.effort.measure_s)
         mixes = [mix_of(calls, workload) for calls in sides]
         measurement = measure_pair(mixes[0], mixes[1], Clock(job.job.workload.device), precision)
-        if is_step:  # which changes its weights with each call
-            check = Check(CheckName.TIMED_ANSWERS, Outcome.PASS, "steps are not compared after they were timed")
+        if isinstance(candidate, TrainStep):  # which changes its weights with each call
+            check = _check_timed_step(candidate, reference, before)
         else:
-            _share_weights(reference.call, candidate)
-            check = _check_timed(job, candidate, reference)
+            copy_weights(reference.call, candidate)
+            check = _check_timed(job, candidate, reference, workload.examples)
     if check.outcome is Outcome.PASS and (replaced := before.list_replaced()):
         check = _refuse_timing(f"the candidate replaces {replaced[0]}")
     return PairTiming(check, measurement if check.outcome is not Outcome.FAIL else None)
+
+
+def _check_timed_step(candidate: TrainStep, reference: PairSide, before: Surroundings) -> Check:
+    """Judge a step once more, as it may have changed while it was timed."""
+    assert reference.workload is not None
+    workload = replace(reference.workload, call=reference.call)
+    for check in judge_steps(workload, candidate, before, EFFORTS["quick"]):
+        if check.outcome is not Outcome.PASS:
+            return replace(check, name=CheckName.TIMED_ANSWERS, detail=f"after it was timed: {check.detail}")
+    return Check(CheckName.TIMED_ANSWERS, Outcome.PASS, "the step is right after timing, too")
 
 
 def _refuse_timing(detail: str) -> Check:
     return Check(CheckName.SURROUNDINGS, Outcome.FAIL, detail)
 
 
-def _check_timed(job: PairJob, candidate: Callable[..., Any], reference: PairSide) -> Check:
-    """Check the candidate on inputs that were not timed."""
+def _check_timed(job: PairJob, candidate: Callable[..., Any], reference: PairSide, timed: Sequence[Example]) -> Check:
+    """Check the candidate on inputs that were not timed, those of the timed sizes among them."""
     fresh = [example for case in _fresh_cases(job, reference) for example in (case.example, case.redraw) if example]
-    return check_timed_answers(candidate, reference.call, fresh, job.job.workload.device, job.verified_error)
-
-
-def _share_weights(reference: Any, candidate: Any) -> None:
-    """Give a model the weights and buffers of another one with the same names."""
-    if isinstance(reference, torch.nn.Module) and isinstance(candidate, torch.nn.Module):
-        state = reference.state_dict()
-        if {n: t.shape for n, t in state.items()} == {n: t.shape for n, t in candidate.state_dict().items()}:
-            candidate.load_state_dict(state)
+    device = job.job.workload.device
+    if (description := _read_description(job)) is not None:
+        fresh += [draw_large(description, secrets.randbits(40), device) for _ in range(LARGE_DRAWS)]
+    largest = max(timed, key=lambda example: sum(t.numel() for t in example.tensors()))
+    return check_timed_answers(candidate, reference.call, fresh, device, job.verified_error, timed=largest)
 
 
 def _timed_workload(job: PairJob, reference: PairSide) -> Workload:

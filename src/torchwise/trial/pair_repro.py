@@ -13,8 +13,9 @@ import torch
 from torchwise.errors import first_line
 from torchwise.plan.workload_spec import WorkloadSpec, split
 from torchwise.records import Check, CheckName, Figure
+from torchwise.verify.incoming import QUARTERS
 from torchwise.verify.input_cases import Case
-from torchwise.verify.witness import WEIGHT_CHANGE
+from torchwise.verify.shared_weights import WEIGHT_CHANGE
 from torchwise.workload import pytree
 from torchwise.workload.pair_side import is_factory
 from torchwise.workload.target import find_factory
@@ -49,6 +50,8 @@ def write_repro(
         candidate=_write_side(targets[1], spec, trains=trains),
         inputs=textwrap.indent(inputs, "    "),
         gradients=spec.mode == "training",
+        incoming=case.incoming,
+        quarters=QUARTERS,
         limit=limit,
         poisons=check.name == CheckName.MEMORY,
         mark=MARK,
@@ -216,12 +219,22 @@ def run(call):
             parts = [t for _, t in leaves(output, "") if isinstance(t, torch.Tensor) and t.requires_grad]
             wanted = [t for _, t in leaves((args, kwargs), "") if isinstance(t, torch.Tensor) and t.requires_grad]
             if parts and wanted:
-                loss = sum(part.abs().double().square().mean() for part in parts)
+                generator = torch.Generator().manual_seed({incoming})
+                loss = sum(weigh(part, generator) for part in parts)
                 grads = torch.autograd.grad(loss, wanted, allow_unused=True)
                 found += [(f"gradient of input {{place}}", keep(g)) for place, g in enumerate(grads)]
             else:
                 found.append(("gradients", f"{{len(parts)}} outputs and {{len(wanted)}} inputs have one"))
     return found
+
+
+def weigh(part, generator):
+    """Return an output's part of the loss: with weights of their own, unless the seed says a plain sum."""
+    if {incoming} == 0:
+        return part.sum().real.double()
+    quarters = torch.randint(1, {quarters} + 1, part.shape, generator=generator)
+    signs = 1 - 2 * torch.randint(2, part.shape, generator=generator)
+    return (part * (quarters * signs / 4).to(part.device, part.dtype)).sum().real.double()
 
 
 def keep(leaf):
@@ -251,20 +264,27 @@ def differ(one, other):
     return text if is_other else ""
 
 
+def weights(model):
+    """Return weights and buffers by their names in the plain model."""
+    state = model.state_dict(keep_vars=True)
+    return {{n.replace("_orig_mod.", ""): t for n, t in state.items() if isinstance(t, torch.Tensor)}}
+
+
 def main():
     """Run both, and print each difference."""
     reference = {reference}
     candidate = {candidate}
     if isinstance(reference, torch.nn.Module) and isinstance(candidate, torch.nn.Module):
-        state = reference.state_dict()
-        if {{n: t.shape for n, t in state.items()}} == {{n: t.shape for n, t in candidate.state_dict().items()}}:
+        state, mine = weights(reference), weights(candidate)
+        if {{n: t.shape for n, t in state.items()}} == {{n: t.shape for n, t in mine.items()}}:
             generator = torch.Generator().manual_seed({seed})
             with torch.no_grad():  # other weights than a candidate may have kept
                 for weight in reference.parameters():
                     if weight.requires_grad and weight.is_floating_point():
                         factor = 1 + {change} * torch.randn(weight.shape, generator=generator)
                         weight.mul_(factor.to(weight.device, weight.dtype))
-            candidate.load_state_dict(reference.state_dict())
+                for name, tensor in mine.items():
+                    tensor.copy_(state[name])
     right = run(reference)
     if {poisons}:
         torch.use_deterministic_algorithms(True, warn_only=True)

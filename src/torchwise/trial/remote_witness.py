@@ -98,10 +98,10 @@ class RemoteWitness:
         told = self._ask("hold", first, second)
         return str(told.get("problem", told.get("lost", "it gives no answer")))
 
-    def collect_noise(self, example: Example, calls: int, seed: int) -> Samples:
-        """Return the answers of successive calls as a matrix, or one of NaN if there are none."""
-        samples = self._ask("collect_noise", example, calls, seed).get("samples")
-        return np.asarray(samples.numpy() if isinstance(samples, torch.Tensor) else np.full((calls, 1), np.nan))
+    def collect_noise(self, question: Question) -> Samples:
+        """Return the answers of successive calls as a matrix, or an empty one if there are none."""
+        samples = self._ask("collect_noise", question).get("samples")
+        return np.asarray(samples.numpy() if isinstance(samples, torch.Tensor) else np.empty((0, 0)))
 
     def list_replaced(self) -> tuple[str, ...]:
         """List the functions that the candidate has replaced in its process."""
@@ -185,7 +185,7 @@ _ANSWERS: dict[str, Callable[..., dict[str, Any]]] = {
     "adopt": lambda witness, state, takes: {"adopted": witness.adopt(state, takes=takes)},
     "answer": lambda witness, question: describe_testimony(witness.answer(question)),
     "hold": lambda witness, first, second: {"problem": witness.hold(first, second)},
-    "collect_noise": lambda witness, *given: {"samples": torch.from_numpy(witness.collect_noise(*given))},
+    "collect_noise": lambda witness, question: {"samples": torch.from_numpy(witness.collect_noise(question))},
     "list_replaced": lambda witness: {"names": list(witness.list_replaced())},
 }
 

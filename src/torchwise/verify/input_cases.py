@@ -6,23 +6,25 @@ Seeds are drawn anew for every verification, so that no candidate can know its i
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from torchwise.verify.incoming import SUM
 from torchwise.verify.input_description import InputDescription, PlainInput, TensorInput
-from torchwise.verify.observe import further
-from torchwise.verify.value_edges import VALUE_EDGES, Fill
+from torchwise.verify.other_values import is_alike, is_plain, keep_gradient, list_near, pair_tensors, redraw_examples
+from torchwise.verify.sizes import Sizes, list_sizes, shrink_sizes
+from torchwise.verify.value_edges import LARGE_VALUES, VALUE_EDGES, Fill, list_simple_edges
 from torchwise.workload import pytree
 from torchwise.workload.workload import Example, Workload, resize_example
 
 MAX_ELEMENTS = 200_000
 """Maximum number of elements of a drawn tensor."""
 MAX_TIMED_ELEMENTS = 2**22
-SIZES = (1, 2, 3, 7, 8, 31, 33, 64, 97, 127, 128, 129, 257)
-"""Sizes to try: one, odd and prime ones, and those around the edges of tiles."""
 USUAL_SIZE = 13
 """Size of a dimension while another one varies: a prime."""
 
@@ -39,6 +41,9 @@ class Case:
         is_given: whether the user gave it, so that the reference must answer it.
         is_layout: whether its tensors are laid out in an unusual way.
         is_tiny: whether its values are denormal numbers, which a device may treat as zero.
+        is_beyond: whether its values may lie beyond those that the inputs are meant for, so that faults are only noted.
+        sizes: the named sizes of a description.
+        incoming: seed of the gradient that comes in, as for `make_loss`.
     """
 
     name: str
@@ -48,14 +53,17 @@ class Case:
     is_given: bool = False
     is_layout: bool = False
     is_tiny: bool = False
+    is_beyond: bool = False
+    sizes: Sizes = field(default_factory=dict)
+    incoming: int = SUM
 
 
 def cases_of_examples(workload: Workload, seed: int) -> list[Case]:
-    """Return the given examples with other values, layouts and batch sizes. Values stay within those of the example."""
+    """Return the given examples with other values, layouts and batch sizes, and with edges that an example lacks."""
     examples, hidden = workload.examples, seed % 2**31
-    redrawn = list(further(workload, (hidden, hidden + 1))) or list(examples)
+    redrawn = redraw_examples(workload, (hidden, hidden + 1)) or list(examples)
     found = [
-        _make_given(number if len(examples) > 1 else 0, example, _find_alike(example, redrawn))
+        _make_given(number if len(examples) > 1 else 0, example, _find_alike(example, redrawn), hidden)
         for number, example in enumerate(examples, 1)
     ]
     found += [Case("other values", redrawn[-1])]
@@ -65,7 +73,27 @@ def cases_of_examples(workload: Workload, seed: int) -> list[Case]:
             found.append(Case(f"batch of {size}", resize_example(base, 0, size)))
         except Exception:  # inputs without a common batch, which only the model understands
             break
-    return [*found, *_layout_cases(base, VALUES_KEPT)]
+    return [*found, *_edges_beyond(base), *_layout_cases(base, VALUES_KEPT)]
+
+
+def _edges_beyond(base: Example) -> list[Case]:
+    """Return edges of values for floating inputs of an example, which may be beyond their meaning."""
+    found = []
+    for kind in list_simple_edges():
+        edge = base.map_tensors(keep_gradient(partial(_fill_if_free, kind.fill)))
+        if not is_alike(edge, base):
+            found.append(Case(kind.name, edge, is_beyond=True))
+    return found
+
+
+def _fill_if_free(fill: Fill, tensor: torch.Tensor) -> torch.Tensor:
+    return fill(tensor) if _is_free(tensor) else tensor
+
+
+def _is_free(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has fractions that are no mask."""
+    is_wide = tensor.is_floating_point() and tensor.element_size() > 1
+    return is_plain(tensor) and is_wide and bool(tensor.isfinite().all())
 
 
 def _find_alike(example: Example, others: Sequence[Example]) -> Example | None:
@@ -74,9 +102,25 @@ def _find_alike(example: Example, others: Sequence[Example]) -> Example | None:
     return next((other for other in others if describe_inputs(other) == form), None)
 
 
-def _make_given(number: int, example: Example, redraw: Example | None) -> Case:
+def _make_given(number: int, example: Example, redraw: Example | None, seed: int) -> Case:
     name = f"example {number}" if number else "the example"
-    return Case(name, example, redraw, list_near(example)[:1], is_given=True)
+    return Case(name, example, redraw, list_near(example, seed), is_given=True)
+
+
+def list_untried(cases: Sequence[Case], description: InputDescription | None) -> list[str]:
+    """Tell in words which inputs were not tried: large sizes, or any other values than those given."""
+    if description is None:
+        given = [case for case in cases if case.is_given]
+        is_fixed = all(one.redraw is None or is_alike(one.redraw, one.example) for one in given)
+        note = "no other values could be drawn for the examples: describe inputs with --input"
+        return [note] if is_fixed and any(one.tensors() for one in (case.example for case in given)) else []
+    tried = [case.sizes for case in cases]
+    largest = {name: max((sizes.get(name, 0) for sizes in tried), default=0) for name in description.sizes}
+    return [
+        f"sizes of {name} above {most} were not tried"
+        for name, most in largest.items()
+        if most < description.sizes[name][1]
+    ]
 
 
 def cases_of_description(description: InputDescription, seed: int, device: str = "cpu") -> list[Case]:
@@ -87,10 +131,8 @@ def cases_of_description(description: InputDescription, seed: int, device: str =
 def draw_large(description: InputDescription, seed: int, device: str = "cpu") -> Example:
     """Return inputs of the largest sizes, halved until they have no more than `MAX_TIMED_ELEMENTS` elements."""
     drawer = _Drawer(description, seed, device)
-    sizes = {name: high for name, (_, high) in description.sizes.items()}
-    while drawer.count_elements(sizes) > MAX_TIMED_ELEMENTS and any(size > 1 for size in sizes.values()):
-        largest = max(sizes, key=lambda name: sizes[name])
-        sizes[largest] = max(sizes[largest] // 2, 1)
+    largest = {name: high for name, (_, high) in description.sizes.items()}
+    sizes = shrink_sizes(largest, description.sizes, lambda one: drawer.count_elements(one) <= MAX_TIMED_ELEMENTS)
     return drawer.draw_example(sizes)
 
 
@@ -109,12 +151,9 @@ class _Drawer:
             name: min(max(USUAL_SIZE + number, low), high) for number, (name, (low, high)) in enumerate(sizes.items())
         }
         yield self._draw("usual sizes", usual, is_given=True)
-        for name, (low, high) in sizes.items():
-            for size in sorted({low, *(s for s in SIZES if low < s < high), high} - {usual[name]}):
-                if self.count_elements(found := {**usual, name: size}) <= MAX_ELEMENTS:
-                    yield self._draw(f"{name}={size}", found)
-        if len(sizes) > 1:
-            yield self._draw("all sizes at their least", {name: low for name, (low, _) in sizes.items()})
+        most = max(MAX_ELEMENTS, self.count_elements(usual))
+        for name, found in list_sizes(sizes, usual, self.seed, lambda one: self.count_elements(one) <= most):
+            yield self._draw(name, found)
         yield from self._value_cases(usual)
         plain = self._draw("", usual).example
         has_structure = any(one.structure for one in self._tensors)
@@ -131,8 +170,8 @@ class _Drawer:
 
     def _draw(self, name: str, sizes: dict[str, int], *, is_given: bool = False) -> Case:
         first, second = (self.draw_example(sizes) for _ in range(2))
-        near = list_near(first) if is_given and not any(one.structure for one in self._tensors) else ()
-        return Case(name, first, second, near, is_given)
+        near = list_near(first, self.seed) if is_given and not any(one.structure for one in self._tensors) else ()
+        return Case(name, first, second, near, is_given, sizes=sizes)
 
     def draw_example(self, sizes: dict[str, int], fills: dict[str, Fill] | None = None) -> Example:
         """Return inputs of these sizes, with special values in those inputs that have a fill."""
@@ -168,7 +207,7 @@ def draw_tensor(one: TensorInput, sizes: dict[str, int], generator: torch.Genera
         values = torch.rand(shape, generator=generator) < 0.5
         return _unmask_rows(values) if one.structure == "mask" else values
     if not (dtype.is_floating_point or dtype.is_complex):
-        low, high = int(one.low or 0), int(one.high if one.high is not None else 100)
+        low, high = math.ceil(one.low or 0), math.floor(one.high if one.high is not None else 100)
         whole = torch.randint(low, high + 1, shape, generator=generator)
         return _arrange(whole, one, generator).to(dtype)
     if one.low is not None and one.high is not None:
@@ -222,27 +261,20 @@ def _layout_cases(base: Example, layouts: Sequence[tuple[str, Fill]]) -> list[Ca
     found = []
     for name, lay_out in layouts:
         laid = _map_in_order(base, lay_out)
-        if any(a.stride() != b.stride() or a.storage_offset() != b.storage_offset() for a, b in _pairs(laid, base)):
+        if any(
+            a.stride() != b.stride() or a.storage_offset() != b.storage_offset() for a, b in pair_tensors(laid, base)
+        ):
             found.append(Case(name, laid, is_layout=True))
     return found
 
 
 def _map_in_order(example: Example, function: Callable[[torch.Tensor], torch.Tensor]) -> Example:
-    return example.map_tensors(_keeping_gradient(function))
-
-
-def _pairs(one: Example, other: Example) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    pairs = zip(one.tensors(), other.tensors(), strict=True)
-    return ((a, b) for a, b in pairs if a.layout is torch.strided and b.layout is torch.strided)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and tensor.dim() > 0 and tensor.numel() > 0
+    return example.map_tensors(keep_gradient(function))
 
 
 def _strided(tensor: torch.Tensor) -> torch.Tensor:
     """Return the values with a gap behind each, as a slice with a step has."""
-    if not _is_plain(tensor):
+    if not is_plain(tensor):
         return tensor
     wide = torch.full((*tensor.shape[:-1], 2 * tensor.shape[-1]), 1, dtype=tensor.dtype, device=tensor.device)
     view = wide[..., ::2]
@@ -250,14 +282,14 @@ def _strided(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _transposed(tensor: torch.Tensor) -> torch.Tensor:
-    if not _is_plain(tensor) or tensor.dim() < 2:
+    if not is_plain(tensor) or tensor.dim() < 2:
         return tensor
     return tensor.mT.contiguous().mT
 
 
 def _shifted(tensor: torch.Tensor) -> torch.Tensor:
     """Return the values from the second place of their storage on, where wide loads are not aligned."""
-    if not _is_plain(tensor):
+    if not is_plain(tensor):
         return tensor
     wide = torch.ones(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
     return wide[1:].view(tensor.shape).copy_(tensor)
@@ -265,14 +297,14 @@ def _shifted(tensor: torch.Tensor) -> torch.Tensor:
 
 def _expanded(tensor: torch.Tensor) -> torch.Tensor:
     """Return the first slice in place of all along the first dimension, as broadcasting does."""
-    if not _is_plain(tensor) or tensor.shape[0] < 2:
+    if not is_plain(tensor) or tensor.shape[0] < 2:
         return tensor
     return tensor[:1].clone().expand(tensor.shape)
 
 
 def _overlapping(tensor: torch.Tensor) -> torch.Tensor:
     """Return windows that share memory, as `Tensor.unfold` gives them."""
-    if not _is_plain(tensor) or tensor.dim() != 2 or min(tensor.shape) < 2:
+    if not is_plain(tensor) or tensor.dim() != 2 or min(tensor.shape) < 2:
         return tensor
     rows, columns = tensor.shape
     line = tensor.flatten()[: rows + columns - 1].clone()
@@ -294,7 +326,7 @@ _LAYOUTS: tuple[tuple[str, Fill], ...] = (
 
 def _alias_cases(base: Example) -> list[Case]:
     """Return inputs of one form as one and the same tensor, and as views of one memory."""
-    tensors = [t for t in base.tensors() if _is_plain(t) and not t.requires_grad]
+    tensors = [t for t in base.tensors() if is_plain(t) and not t.requires_grad]
     pair = next(
         ((a, b) for a, b in itertools.combinations(tensors, 2) if a.shape == b.shape and a.dtype == b.dtype), None
     )
@@ -306,52 +338,25 @@ def _alias_cases(base: Example) -> list[Case]:
     return [Case("one tensor as two inputs", same, is_layout=True)]
 
 
-def with_gradients(case: Case) -> Case:
-    """Return a case whose floating inputs require gradients."""
+def with_gradients(cases: Sequence[Case], seed: int) -> list[Case]:
+    """Return the cases with inputs that require gradients, and a first one more with a plain sum for a loss."""
 
     def require(example: Example) -> Example:
         return example.map_tensors(
             lambda t: t.detach().requires_grad_() if t.is_floating_point() or t.is_complex() else t
         )
 
-    return map_examples(case, require)
+    # Gradients of large values pass through cubes, which overflow in one right algorithm and not in another.
+    found = [case if case.name.startswith(LARGE_VALUES) else map_examples(case, require) for case in cases]
+    weighed = [replace(case, incoming=seed % 2**31 + number + 1) for number, case in enumerate(found)]
+    given = [replace(c, name=f"{c.name}, summed up", incoming=SUM) for c in found if c.is_given]
+    return [*weighed, *given[:1]]
 
 
 def map_examples(case: Case, function: Callable[[Example], Example]) -> Case:
     """Return a case with a function applied to each of its examples."""
     redraw = function(case.redraw) if case.redraw is not None else None
     return replace(case, example=function(case.example), redraw=redraw, near=tuple(map(function, case.near)))
-
-
-def list_near(example: Example) -> tuple[Example, ...]:
-    """Return inputs that a careless key takes for the same: permuted values, and one last value that differs."""
-    found = []
-    for change in (_permute, _change_last):
-        near = example.map_tensors(_keeping_gradient(change))
-        if any(not pytree.equal(a, b) for a, b in _pairs(near, example)):
-            found.append(near)
-    return tuple(found)
-
-
-def _keeping_gradient(function: Fill) -> Fill:
-    return lambda tensor: function(tensor.detach()).requires_grad_(tensor.requires_grad)
-
-
-def _permute(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values of a floating tensor in another order, but for the first one."""
-    if not (tensor.is_floating_point() and _is_plain(tensor)) or tensor.numel() < 3:
-        return tensor.clone()
-    flat = tensor.flatten().clone()
-    flat[1:] = flat[1:].flip(0)
-    return pytree.copy_of(tensor).copy_(flat.view(tensor.shape))
-
-
-def _change_last(tensor: torch.Tensor) -> torch.Tensor:
-    if not (tensor.is_floating_point() and _is_plain(tensor)):
-        return tensor.clone()
-    changed = pytree.copy_of(tensor)
-    changed[(-1,) * tensor.dim()] = tensor.flatten()[0]
-    return changed
 
 
 def describe_inputs(example: Example) -> str:

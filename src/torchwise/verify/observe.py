@@ -57,6 +57,7 @@ def observe(
     calls: int = 1,
     may_end: bool = False,
     restores: bool = True,
+    loss: Callable[[Any], torch.Tensor | None] = loss_of,
 ) -> Observation:
     """Run `call` on a copy of `example` from `seed`, then restore the model's state.
 
@@ -65,11 +66,12 @@ def observe(
         original: the model, whose state the call changes, and whose gradients it gives.
         example: the inputs.
         seed: seed of all of PyTorch's generators.
-        training: whether to run a backward pass too, from `torchwise.workload.step_state.loss_of` the outputs.
+        training: whether to run a backward pass too, from the loss.
         under: a context for the calls themselves.
         calls: successive calls to make, each of which goes on from the state that the one before it left.
         may_end: whether the second and later ones may fail, for example when a cache is full, which ends them.
         restores: whether to restore the state. A cache that a candidate keeps shows only if it is left as it is.
+        loss: makes a loss of the outputs, or None if none depends on a parameter.
     """
     example = example.clone()
     inputs = (example.args, dict(example.kwargs))
@@ -82,7 +84,7 @@ def observe(
             try:
                 with torch.enable_grad() if training else torch.no_grad():
                     outputs = call(*example.args, **example.kwargs)
-                    gradients = _gradients(outputs, module, inputs) if training else []
+                    gradients = _gradients(loss(outputs), module, inputs) if training else []
             except Exception:  # a model may raise anything
                 if number == 0 or not may_end:
                     raise
@@ -155,13 +157,13 @@ def observation_of(outputs: Any, inputs: Any, more: Sequence[tuple[str, Any]] = 
     )
 
 
-def _gradients(outputs: Any, module: torch.nn.Module | None, inputs: Any) -> list[tuple[str, Any]]:
-    """Return the gradient of every parameter and input that requires one, for a loss all outputs enter."""
+def _gradients(loss: torch.Tensor | None, module: torch.nn.Module | None, inputs: Any) -> list[tuple[str, Any]]:
+    """Return the gradient of every parameter and input that requires one, for a loss."""
     differentiated: list[tuple[str, torch.Tensor]] = []
-    differentiated += [(f"gradient of {n}", p) for n, p in module.named_parameters()] if module is not None else []
+    named = module.named_parameters() if module is not None else ()
+    differentiated += [(f"gradient of {name_of_weight(n)}", p) for n, p in named]
     differentiated += [(f"gradient of input {i}", t) for i, t in enumerate(pytree.tensors(inputs))]
     differentiated = [(name, t) for name, t in differentiated if t.requires_grad]
-    loss = loss_of(outputs)
     if loss is None:
         return []
     found = torch.autograd.grad(loss, [t for _, t in differentiated], allow_unused=True)
@@ -181,7 +183,12 @@ def _with_grad_strides(gradient: Any, tensor: torch.Tensor) -> Any:
 def _buffers(module: torch.nn.Module | None) -> list[tuple[str, Any]]:
     if module is None:
         return []
-    return [(f"buffer {name} after the call", b.detach().clone()) for name, b in module.named_buffers()]
+    return [(f"buffer {name_of_weight(n)} after the call", b.detach().clone()) for n, b in module.named_buffers()]
+
+
+def name_of_weight(name: str) -> str:
+    """Return the name of a weight or buffer in the plain model: `torch.compile` puts a model into a wrapper."""
+    return name.replace("_orig_mod.", "")
 
 
 def _aliases(outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Aliases:
@@ -226,11 +233,11 @@ def further(workload: Workload, seeds: Iterable[int]) -> Iterator[Example]:
     if workload.reseed is not None:
         yield from (example for seed in seeds for example in workload.reseed(1000 + seed))
         return
-    takes = _trial_of(workload)
+    takes = make_trial(workload)
     yield from (drawn for seed in seeds for e in workload.examples if takes(drawn := _shuffle_example(e, seed)))
 
 
-def _trial_of(workload: Workload) -> Callable[[Example], bool]:
+def make_trial(workload: Workload) -> Callable[[Example], bool]:
     """Return a function that tells whether the model accepts an example, without changing any state."""
     step = workload.step.copy() if workload.step else None
     put_back = step.snapshot() if step else lambda: None
@@ -264,7 +271,7 @@ def _shuffle(tensor: torch.Tensor, seed: int) -> None:
     if not (tensor.is_floating_point() or tensor.is_complex()) or not is_strided(tensor):
         return
     base = pytree.base_of(tensor)
-    if base.numel() < 2 or _overlaps(base):
+    if base.numel() < 2 or overlaps(base):
         return
     if base.element_size() == 1:  # float8: shuffled as the bytes that they are
         base = base.view(torch.uint8)
@@ -272,7 +279,7 @@ def _shuffle(tensor: torch.Tensor, seed: int) -> None:
     base.copy_(base.flatten()[order].view(base.shape))
 
 
-def _overlaps(tensor: torch.Tensor) -> bool:
+def overlaps(tensor: torch.Tensor) -> bool:
     """Say whether some elements must share memory, as in the windows that `Tensor.unfold` gives."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.numel() > span

@@ -25,16 +25,18 @@ from torchwise.verify.allowances import (
     with_strides_of,
 )
 from torchwise.verify.compare import Sides, compare
+from torchwise.verify.incoming import SUM, make_loss
 from torchwise.verify.input_cases import Case, describe_inputs
 from torchwise.verify.leaves import is_value, leaves_of
 from torchwise.verify.noise_floor import BLIND, RUNS, Sensitivity
 from torchwise.verify.observe import Observation, observe
+from torchwise.verify.pair_noise import check_noise
 from torchwise.verify.pair_subject import PairFindings, PairSubject
 from torchwise.verify.perturbation import PerturbRounding
 from torchwise.verify.plain_data import with_plain_leaves
 from torchwise.verify.properties import check_batch_invariant, check_deterministic, find_difference
 from torchwise.verify.reference import Reference
-from torchwise.verify.stochastic import MAX_CALLS, MIN_CALLS, collect, is_stochastic, judge
+from torchwise.verify.stochastic import is_stochastic
 from torchwise.verify.verify import EPSILON, SUCCESSIVE
 from torchwise.verify.witness import Question, Testimony, hold_answer, list_kinds, state_of
 from torchwise.workload.module_state import kept_state
@@ -77,7 +79,7 @@ class _Judge:
         self._subject, self._witness, self._findings, self._cases = subject, subject.witness, findings, cases
         self._reference = Reference(subject.reference, training=subject.training)
         self._has_own_state = self._witness.adopt(state_of(subject.reference), takes=subject.shares_weights)
-        self._is_stateful = False
+        self._is_stateful, self._incoming = False, SUM
         self._kinds: tuple[str, ...] = ()
         self._seen: dict[tuple[int, int], tuple[Example, Observation | None, Observation | None]] = {}
 
@@ -92,10 +94,14 @@ class _Judge:
                 "buffers and gradients of weights are not compared"
             )
         if self._draws_random_numbers(first.example):
-            yield from self._check_noise(first)
+            yield from check_noise(
+                self._subject, self._findings, self._cases, self._observe_case, shares_weights=self._has_own_state
+            )
         else:
             yield from self._check_values()
-            yield from self._check_properties()
+            if Property.BITWISE in self._subject.properties:
+                yield Check(CheckName.BITWISE, Outcome.PASS, "every bit is the reference's")
+        yield from self._check_properties()
         yield self._check_held_answers(first)
         yield self._check_replaced()
 
@@ -137,6 +143,12 @@ class _Judge:
             check = self.check_case(case, number)
             if check is None:
                 continue
+            if case.is_beyond:
+                if check.outcome is Outcome.FAIL:
+                    self._findings.notes.append(
+                        f"beyond the example's values it differs ({_place(case)}): describe inputs with --input"
+                    )
+                continue
             self._findings.cases.append(_case_record(case, check))
             if check.outcome is Outcome.FAIL:
                 self._findings.failing = case
@@ -160,6 +172,7 @@ class _Judge:
     def check_case(self, case: Case, seed: int) -> Check | None:
         """Return the check of a case that fails, or that of its values. Return None if both sides refuse it."""
         self._seen.clear()
+        self._incoming = case.incoming
         native, _ = self._find_right(case.example, seed)
         if native is None:
             return self._compare_refusals(case, seed)
@@ -167,6 +180,7 @@ class _Judge:
             case.example,
             seed,
             self._subject.training,
+            case.incoming,
             SUCCESSIVE if self._is_stateful else 1,
             restores=self._is_stateful,
             settles=seed < SETTLED_CASES,
@@ -188,15 +202,14 @@ class _Judge:
 
     def _check_hidden_state(self, case: Case, seed: int, question: Question) -> Check | None:
         """Check other values in the same memory, the old values again, and memory full of NaN."""
-        if case.redraw is not None and not self._is_stateful:
-            others = [case.redraw, *case.near]
-            told = [self._witness.answer(replace(question, then=o, settles=False, poisons=False)) for o in others]
-            again = [(o, t.again, t, "of other values in the same memory") for o, t in zip(others, told, strict=True)]
-            first = (case.example, told[0].observation, told[0], "of the same values once more")
-            for example, observation, one, which in (*again, first):
-                judged = replace(one, observation=observation)
-                if found := self._find_fault(replace(case, example=example), seed, judged):
-                    return replace(found, name=CheckName.REPEATED_CALLS, detail=f"{which}, {found.detail}")
+        others = [] if self._is_stateful or case.redraw is None else [case.redraw, *case.near]
+        others = [one for one in others if self._find_right(one, seed)[0] is not None]
+        told = [self._witness.answer(replace(question, then=o, settles=False, poisons=False)) for o in others]
+        seen = [(o, t.again, t, "of other values in the same memory") for o, t in zip(others, told, strict=True)]
+        seen += [(case.example, t.observation, t, "of the same values once more") for t in told[:1]]
+        for example, observation, one, which in seen:
+            if found := self._find_fault(replace(case, example=example), seed, replace(one, observation=observation)):
+                return replace(found, name=CheckName.REPEATED_CALLS, detail=f"{which}, {found.detail}")
         if case.is_given and not question.poisons:
             poisoned = self._witness.answer(replace(question, poisons=True, settles=False))
             if found := self._find_fault(case, seed, poisoned):
@@ -215,9 +228,15 @@ class _Judge:
         if key not in self._seen:
             native = self._observe_reference(example, seed)
             is_needed = native is not None and self._subject.tolerance is None
-            exact = self._reference.observe_example(example, seed, native.calls) if native and is_needed else None
+            exact = None
+            if native is not None and is_needed:
+                exact = self._reference.observe_example(example, seed, native.calls, make_loss(self._incoming))
             self._seen[key] = example, native, exact
         return self._seen[key][1:]
+
+    def _observe_case(self, case: Case, seed: int) -> Observation | None:
+        self._incoming = case.incoming
+        return self._observe_reference(case.example, seed)
 
     def _observe_reference(self, example: Example, seed: int, call: Any = None) -> Observation | None:
         original = self._subject.reference
@@ -229,6 +248,7 @@ class _Judge:
                 seed=seed,
                 training=self._subject.training,
                 calls=SUCCESSIVE if self._is_stateful else 1,
+                loss=make_loss(self._incoming),
             )
             return with_plain_leaves(found)
         except Exception:  # a reference may refuse made-up inputs in any way
@@ -292,7 +312,16 @@ class _Judge:
 
     def _run_in_context(self, example: Example, seed: int, calls: int, under: Any) -> Any:
         floor, original = self._subject.floor, self._subject.reference
-        found = observe(floor, original, example, seed=seed, training=self._subject.training, under=under, calls=calls)
+        found = observe(
+            floor,
+            original,
+            example,
+            seed=seed,
+            training=self._subject.training,
+            under=under,
+            calls=calls,
+            loss=make_loss(self._incoming),
+        )
         return dict(with_plain_leaves(found).leaves)
 
     def _drop_private_state(self, candidate: Observation, native: Observation) -> Observation:
@@ -312,8 +341,6 @@ class _Judge:
 
     def _check_properties(self) -> Iterator[Check]:
         properties = self._subject.properties
-        if Property.BITWISE in properties:
-            yield Check(CheckName.BITWISE, Outcome.PASS, "every bit is the reference's")
         examples = [case.example for case in self._cases if case.is_given]
         if Property.DETERMINISTIC in properties:
             yield check_deterministic(self._observe_candidate, examples)
@@ -330,30 +357,6 @@ class _Judge:
         if told.observation is None:
             raise UnsupportedError(f"the candidate {told.error}")
         return told.observation
-
-    def _check_noise(self, case: Case) -> Iterator[Check]:
-        """Compare distributions: on the first case, whose calls are made one after the other from one seed."""
-
-        def run(call: Callable[..., Any]) -> Any:
-            copy = case.example.clone()
-            with torch.no_grad():
-                return call(*copy.args, **copy.kwargs)
-
-        told = self._witness.answer(Question(case.example, 0, self._subject.training))
-        native = self._observe_reference(case.example, 0)
-        if told.observation is None or native is None:
-            yield Check(CheckName.ANSWER, Outcome.FAIL, f"the candidate {told.error or 'does not answer'}")
-            return
-        candidate = self._drop_private_state(told.observation, native)
-        yield compare(Sides(candidate, native, native, None), None, Sensitivity())[0]
-        with kept_state(self._subject.reference):
-            calibration, tensor_of = collect(partial(run, self._subject.floor), MIN_CALLS, seed=1)
-            eager, _ = collect(partial(run, self._subject.floor), MAX_CALLS, seed=3)
-        own = self._witness.collect_noise(case.example, MAX_CALLS, 2)
-        is_exact = self._subject.precision == "native"
-        yield from judge(own, eager, calibration, tensor_of, exact=is_exact)
-        # Noise that lasts for two calls shows in the pairs that begin with the first call, or in those after it.
-        yield judge(own[1:], eager[1:], calibration, tensor_of, exact=is_exact)[-1]
 
     def _check_held_answers(self, first: Case) -> Check:
         second = first.redraw or first.example

@@ -29,6 +29,7 @@ from torchwise.verify.deviation import errors_of, is_rounded, tolerance_of, wide
 from torchwise.verify.observe import Observation, observe
 from torchwise.verify.perturbation import PerturbRounding
 from torchwise.workload.deep_copy import deep_copy
+from torchwise.workload.step_state import loss_of
 from torchwise.workload.workload import Example
 
 WIDE_ARRAYS = {"f": "float64", "c": "complex128"}
@@ -59,16 +60,18 @@ class Reference:
         self._around: Callable[[], AbstractContextManager[None]] | None = None
         self._is_void = False
 
-    def observe_example(self, example: Example, seed: int, calls: int = 1) -> Observation | None:
+    def observe_example(
+        self, example: Example, seed: int, calls: int = 1, loss: Callable[[Any], torch.Tensor | None] = loss_of
+    ) -> Observation | None:
         """Observe successive calls of the reference on an example, or return None if there is none."""
         wide = widen(example)
         if self._around is None:
             is_own = is_wide(example.tensors(), self._eager)
             self._around = find_context(
-                lambda mode: self._observe_call(self._call, wide, seed, calls, mode), is_wide=is_own
+                lambda mode: self._observe_call(self._call, wide, seed, calls, mode, loss), is_wide=is_own
             )
             self._is_void = self._around is as_reference and not self._is_alike_under_a_mode(example, seed, calls)
-        return None if self._is_void else self._observe_call(self._call, wide, seed, calls, self._around())
+        return None if self._is_void else self._observe_call(self._call, wide, seed, calls, self._around(), loss)
 
     def _is_alike_under_a_mode(self, example: Example, seed: int, calls: int) -> bool:
         plain, inside = (
@@ -84,11 +87,12 @@ class Reference:
         seed: int,
         calls: int,
         under: AbstractContextManager[Any],
+        loss: Callable[[Any], torch.Tensor | None] = loss_of,
     ) -> Observation | None:
         if call is None:
             return None
         try:
-            return observe(call, call, example, seed=seed, training=self._training, under=under, calls=calls)
+            return observe(call, call, example, seed=seed, training=self._training, under=under, calls=calls, loss=loss)
         except Exception:  # float64 is a courtesy of the model: it may hard-code a dtype anywhere
             return None
 

@@ -151,11 +151,18 @@ def _choose_elements(elements: int) -> torch.Tensor:
 
 
 def judge(
-    candidate: Samples, eager: Samples, calibration: Samples, tensor_of: NDArray[np.intp], *, exact: bool
+    candidate: Samples,
+    eager: Samples,
+    calibration: Samples,
+    tensor_of: NDArray[np.intp],
+    *,
+    exact: bool,
+    share: int = 1,
 ) -> list[Check]:
     """Compare two matrices of outputs (calls, elements), standardised by a third.
 
-    Values count as negligible relative to their own tensor: a loss and its gradients differ by many orders.
+    Values count as negligible relative to their own tensor: a loss and its gradients differ by many orders. `share` is
+    the number of such comparisons in one verdict.
 
     Returns:
         A check of the distribution and one of the independence of successive calls.
@@ -185,7 +192,7 @@ def judge(
         ),
         (CheckName.INDEPENDENCE, "products of successive calls", _successive),
     ]
-    level = FALSE_ALARM_RATE / len(tests)
+    level = FALSE_ALARM_RATE / len(tests) / share
     failures: dict[CheckName, Check] = {}
     for kind, name, scalar in tests:
         if kind not in failures and (failure := _differs(kind, name, scalar(candidate), scalar(eager), level, exact)):

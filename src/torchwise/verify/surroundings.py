@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchwise._torch import inductor
+from torchwise._torch import dynamo, inductor
 
 WATCHED = (
     *("time", "timeit", "builtins", "math", "gc", "copy", "threading", "random", "numpy", "torch", "torch.Tensor"),
@@ -32,6 +32,7 @@ class Surroundings:
 
     def __init__(self) -> None:
         importlib.import_module(inductor.COMPILER_MODULE)  # which wraps functions of PyTorch as it is imported
+        dynamo.TAG_MODULES.get()()
         owners = [(name, owner) for name in WATCHED if (owner := _find_owner(name)) is not None]
         own = [(name, module) for name, module in list(sys.modules.items()) if name.startswith(OWN)]
         self._functions = [

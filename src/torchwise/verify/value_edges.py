@@ -12,6 +12,9 @@ from torchwise.verify.input_description import TensorInput
 LARGE = {"float16": 1e3, "bfloat16": 1e15, "float32": 1e15, "float64": 1e120, "complex64": 1e15, "complex128": 1e120}
 """Large magnitudes, whose squares overflow in half of the dtypes."""
 
+LARGE_VALUES = "large magnitude"
+"""The name of this edge."""
+
 Fill = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -84,6 +87,23 @@ def _sort_values(tensor: torch.Tensor, _one: TensorInput) -> torch.Tensor:
     return tensor if tensor.is_complex() or tensor.dim() == 0 else tensor.sort(dim=-1, descending=True).values
 
 
+@dataclass(frozen=True, slots=True)
+class SimpleEdge:
+    """A kind of special values for a tensor of which only its values are known."""
+
+    name: str
+    fill: Fill
+
+
+def list_simple_edges() -> list[SimpleEdge]:
+    """Return the edges of values to note for inputs that an example gives."""
+    any_input = TensorInput("", "float32", ())
+    kinds = {edge.name: edge.fill_of(any_input) for edge in VALUE_EDGES}
+    wanted = ("zeros", "duplicates", "negative values", "an offset")
+    found = [SimpleEdge(name, fill) for name in wanted if (fill := kinds[name]) is not None]
+    return [*found, SimpleEdge("values 1000 times as large", lambda tensor: tensor * 1000)]
+
+
 VALUE_EDGES = (
     ValueEdge("zeros", _constant(0.0)),
     ValueEdge("ones", _constant(1.0)),
@@ -93,7 +113,7 @@ VALUE_EDGES = (
     ValueEdge("falling values", _free(_sort_values)),
     ValueEdge("negative values", _free(lambda t, _: -t.abs())),
     ValueEdge("an offset", _free(lambda t, _: t + 100)),
-    ValueEdge("large magnitude", _free(lambda t, one: t * LARGE[one.dtype])),
+    ValueEdge(LARGE_VALUES, _free(lambda t, one: t * LARGE[one.dtype])),
     ValueEdge("denormal numbers", _free(lambda t, _: t * torch.finfo(t.dtype).tiny * 0.1)),
     ValueEdge("negative zeros", _free(_sprinkle(-0.0, 0.0))),
     ValueEdge("infinities", _free(_sprinkle(torch.inf, -torch.inf))),

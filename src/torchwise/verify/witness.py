@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,8 +18,9 @@ import torch
 
 from torchwise.errors import format_error
 from torchwise.records import Outcome
+from torchwise.verify.incoming import SUM, make_loss
 from torchwise.verify.leaves import leaves_of
-from torchwise.verify.observe import Observation, observe
+from torchwise.verify.observe import Observation, name_of_weight, observe
 from torchwise.verify.spot_check import check_retained_outputs
 from torchwise.verify.stochastic import Samples, collect
 from torchwise.verify.surroundings import Surroundings, read_generators
@@ -27,9 +29,6 @@ from torchwise.workload.workload import Example
 
 SETTLE_S = 0.03
 """Seconds after a call in which work that it left to others would still change the answer."""
-
-WEIGHT_CHANGE = 0.01
-"""Relative change of a reference's weights before they are taken over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +39,7 @@ class Question:
         example: the inputs.
         seed: seed of all generators before the call.
         training: whether to run a backward pass, too.
+        incoming: seed of the gradient that comes in, as for `make_loss`.
         calls: successive calls to make.
         restores: whether to restore all state of a model afterwards. Its weights and buffers always are.
         then: other values in the same form, to be answered next in the very memory of the first, or None.
@@ -50,6 +50,7 @@ class Question:
     example: Example
     seed: int = 0
     training: bool = False
+    incoming: int = SUM
     calls: int = 1
     restores: bool = False
     then: Example | None = None
@@ -100,8 +101,11 @@ class Witness(Protocol):
         """Keep an answer while other calls are made. Return how it changed, or ""."""
         ...
 
-    def collect_noise(self, example: Example, calls: int, seed: int) -> Samples:
-        """Return the answers of successive calls as a matrix, for a candidate that draws random numbers."""
+    def collect_noise(self, question: Question) -> Samples:
+        """Return the answers of successive calls as a matrix, for a candidate that draws random numbers.
+
+        Gradients are among them in training.
+        """
         ...
 
 
@@ -118,12 +122,14 @@ class LocalWitness:
         self._surroundings = before or Surroundings()
         self._module = call if isinstance(call, torch.nn.Module) else None
         self._start: dict[str, torch.Tensor] = {}
+        self._has_same_weights = False
         self._surroundings.accept_settings()
 
     def adopt(self, state: dict[str, torch.Tensor], *, takes: bool = True) -> bool:
         """Return whether weights and buffers have the reference's names and shapes, and take them over if asked to."""
-        own = _state_of(self._module)
+        own = live_state_of(self._module)
         is_same = {n: t.shape for n, t in own.items()} == {n: t.shape for n, t in state.items()}
+        self._has_same_weights = is_same
         start = state if is_same and takes else own
         self._start = {name: tensor.detach().clone() for name, tensor in start.items()}
         return is_same
@@ -150,7 +156,7 @@ class LocalWitness:
         return Testimony(first, again, "", self._list_faults(faults), late, list_kinds(outputs[-1]))
 
     def _observe(self, call: Callable[..., Any], question: Question) -> tuple[Observation, Observation | None]:
-        original = self._module or _without_state
+        original = _without_state if self._module is None else self._module  # a module may be false
         example = _Reused(question.example)
 
         def run(inputs: Any) -> Observation:
@@ -162,6 +168,7 @@ class LocalWitness:
                 training=question.training,
                 calls=question.calls,
                 restores=question.restores,
+                loss=make_loss(question.incoming),
             )
 
         first = run(example)
@@ -174,7 +181,7 @@ class LocalWitness:
     def _restart(self) -> None:
         """Restore weights and buffers, and nothing else: a cache shows only if it is left alone."""
         with torch.no_grad():
-            for name, tensor in _state_of(self._module).items():
+            for name, tensor in live_state_of(self._module).items():
                 if name in self._start and not torch.equal(tensor, self._start[name]):
                     tensor.copy_(self._start[name])
 
@@ -200,16 +207,26 @@ class LocalWitness:
         """Keep an answer while other calls are made. Return how it changed, or ""."""
         return hold_answer(self._call, first, second)
 
-    def collect_noise(self, example: Example, calls: int, seed: int) -> Samples:
+    def collect_noise(self, question: Question) -> Samples:
         """Return the answers of successive calls as a matrix."""
-
-        def run() -> Any:
-            copy = example.clone()
-            with torch.no_grad():
-                return self._call(*copy.args, **copy.kwargs)
-
         self._restart()
-        return np.asarray(collect(run, calls, seed)[0])
+        weights = self._module if self._has_same_weights else None
+        run = partial(answer_all, self._call, question, weights)
+        return np.asarray(collect(run, question.calls, question.seed)[0])
+
+
+def answer_all(call: Callable[..., Any], question: Question, weights: Any) -> Any:
+    """Return the outputs of a call, and in training the gradients of its inputs, and of the weights of a model."""
+    copy = question.example.clone()
+    with torch.set_grad_enabled(question.training):
+        outputs = call(*copy.args, **copy.kwargs)
+    loss = make_loss(question.incoming)(outputs) if question.training else None
+    if loss is None:
+        return outputs
+    named = sorted(live_state_of(weights).items())
+    wanted = [t for t in (*copy.tensors(), *(t for _, t in named)) if t.requires_grad]
+    found = torch.autograd.grad(loss, wanted, allow_unused=True)
+    return outputs, [torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted, strict=True)]
 
 
 def hold_answer(call: Callable[..., Any], first: Example, second: Example) -> str:
@@ -235,25 +252,15 @@ def _answer_anew(*_args: Any, **_kwargs: Any) -> Any:
     return torch.zeros(1)
 
 
-def _state_of(module: torch.nn.Module | None) -> dict[str, torch.Tensor]:
-    return dict(module.state_dict(keep_vars=True)) if module is not None else {}
-
-
-def vary_weights(call: Any, seed: int) -> None:
-    """Change a model's weights a little, so that a candidate that keeps earlier ones is found out."""
-    if isinstance(call, torch.nn.Module):
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for weight in call.parameters():
-                if weight.requires_grad and weight.is_floating_point():
-                    factor = 1 + WEIGHT_CHANGE * torch.randn(weight.shape, generator=generator)
-                    weight.mul_(factor.to(weight.device, weight.dtype))
+def live_state_of(call: Any) -> dict[str, torch.Tensor]:
+    """Return weights and buffers by their names in the plain model. A quantized one keeps other objects, too."""
+    state = call.state_dict(keep_vars=True) if isinstance(call, torch.nn.Module) else {}
+    return {name_of_weight(name): value for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 
 def state_of(call: Any) -> dict[str, torch.Tensor]:
     """Return copies of a model's weights and buffers by name, or nothing for a function."""
-    module = call if isinstance(call, torch.nn.Module) else None
-    return {name: tensor.detach().clone() for name, tensor in _state_of(module).items()}
+    return {name: tensor.detach().clone() for name, tensor in live_state_of(call).items()}
 
 
 class _Reused:
