@@ -7,9 +7,10 @@ There is one benchmark for each level of numbers:
 - bf16: the model in bfloat16, for all contenders.
 - int8: the float32 model. Torchwise may use numbers of fewer bits, within a relative error of --tolerance.
 
-A contender that is not installed is a row that says so. A run that is cut off continues with the same command: finished
-rows are kept. After each run the summary is printed, and written beside the results: how much faster Torchwise is than
-plain Inductor, and where it is over 2 % behind the best other way.
+A contender that is not installed is a row that says so. A run that is cut off continues with the same command on the
+same day, or with --date and its day: finished rows are kept. If every benchmark fails, the exit code is 1. After each
+run the summary is printed, and written beside the results: how much faster Torchwise is than plain Inductor, and where
+it is over 2 % behind the best other way.
 
 Run it: python benchmarks/served_models.py --label xeon-2cpu --budget 60
 It takes about two and a half minutes a model and level on two cores. --models and --seconds run a part of it.
@@ -87,37 +88,44 @@ def main() -> None:
     parser.add_argument("--effort", default="quick")
     parser.add_argument("--tolerance", type=float, default=0.05, help="relative error that level int8 may have")
     parser.add_argument("--label", required=True, help="hardware, for the names of the files, such as xeon-2cpu")
+    parser.add_argument("--date", default=str(datetime.date.today()), help="day in the names of the files")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
     for name in options.levels.split(","):
         if name not in LEVELS:
             parser.error(f"level is {name!r}, but must be one of {', '.join(LEVELS)}")
+    codes = list[int]()
     for name in options.levels.split(","):
-        file = options.out / f"{datetime.date.today()}-{options.label}-served-{name}.json"
-        run(name, file, options, end)
+        file = options.out / f"{options.date}-{options.label}-served-{name}.json"
+        codes += run(name, file, options, end)
         if file.exists():
             lines = summarize(Benchmark.from_json(file.read_bytes()), name)
             file.with_suffix(".md").write_text("\n".join(lines) + "\n")
             print("\n".join(lines))
+    if codes and all(codes):
+        parser.exit(1, "every benchmark failed\n")
 
 
-def run(name: str, file: Path, options: argparse.Namespace, end: float) -> None:
-    """Run the missing rows of one level, model by model, until `end`."""
+def run(name: str, file: Path, options: argparse.Namespace, end: float) -> list[int]:
+    """Run the missing rows of one level, model by model, until `end`, and return the exit codes."""
     level, known = LEVELS[name], load_contenders()
     if unknown := [one for one in level.contenders if one not in known]:
         print(f"{name}: this version has no contender {', '.join(unknown)}")
     contenders = ",".join(one for one in level.contenders if one in known)
+    codes = list[int]()
     for model in options.models:
         if (left := end - time.monotonic()) <= 0:
-            return
+            break
         command = [sys.executable, "-m", "torchwise.cli", "bench", name_target(model, level), "--device", "cpu"]
         command += ["--contenders", contenders, "--allow", level.allow, "--effort", options.effort, "--no-warm"]
         command += ["--search-budget", str(options.budget), "--budget", f"{left:.0f}", "--resume", str(file)]
         command += ["--calls", str(CALLS), "--no-keep"]
         if name == "int8":
             command += ["--tolerance", str(options.tolerance)]
-        subprocess.run(command, check=False, cwd=Path(__file__).parents[1], env={**os.environ, "COLUMNS": "160"})
+        environment = {**os.environ, "COLUMNS": "160"}
+        codes.append(subprocess.run(command, check=False, cwd=Path(__file__).parents[1], env=environment).returncode)
+    return codes
 
 
 def name_target(model: str, level: Level) -> str:

@@ -26,6 +26,7 @@ WITHIN = {
     *("clamp", "clamp_min", "clamp_max", "maximum", "minimum", "amax", "amin", "roll", "constant_pad_nd", "pad", "div"),
     *("floor_divide", "remainder", "fmod", "bitwise_and", "bitwise_or", "scatter", "index_put", "lift_fresh_copy"),
     *("broadcast_to", "expand_as", "view_as", "type_as", "movedim", "tril", "triu", "copy", "fill", "abs", "neg"),
+    *("max", "min"),
 }
 """Operators whose numbers are no larger than those of their operands."""
 PLACES = {"argmax", "argmin", "argsort", "sort", "topk", "max", "min", "nonzero", "one_hot"}
@@ -81,8 +82,8 @@ def _find_bound(node: Node, bounds: dict[Node, float], from_inputs: set[Node]) -
     most = max(operands, default=0)
     if name in TAKES_PART:
         return most
-    if name in PLACES:
-        return max(most, _count(sources[0]))
+    if name in PLACES and "other" not in list_arguments(node):
+        return max(most, min(_count(sources[0]), MOST // 2))
     if any(one in from_inputs and _is_float(one) for one in sources):
         return math.inf
     if name in WITHIN or name in KEEPS_ALL:
