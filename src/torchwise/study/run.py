@@ -286,8 +286,7 @@ class _Loop:
         self.listener.start_comparison(trial.plan, EAGER)
         job = replace(self.request.make_job("warm"), plan=trial.plan, traits=self._traits(history))
         job = replace(job, baseline_s=history.economics.baseline_s, cold=self._cold)
-        limits = self.request.make_limits(self._limit_s(history))
-        caches = self.caches.list_folders(trial.plan)
+        caches, limits = self.caches.list_folders(trial.plan), self.request.make_limits(self._limit_s(history))
         found = measure_again(self.launcher, job, limits, self.budget.spent.stage, caches, trial.digest)
         if isinstance(found, Failure) and found.stage == WorkerStage.MEASURE_COLD:
             self._cold = False  # what ended the worker is no fault of the plan
