@@ -28,7 +28,7 @@ register(
         Numerics.SAME_PRECISION,
         complexity=1,
         summary="attention that is written out as products and a softmax is PyTorch's fused attention, which does not "
-        "write the scores to memory",
+        "write the scores to memory; a row that -inf hides whole is NaN in eager, and may be 0 here",
         required_traits=(Trait.WRITTEN_ATTENTION,),
         detectors=((Trait.WRITTEN_ATTENTION, f"{WHERE}.fused_attention:rewrite"),),
         requires=(("backend", "inductor"),),

@@ -40,7 +40,7 @@ register(
         "no_dropout",
         Numerics.SUBSTITUTED,
         complexity=1,
-        summary="dropout that is on in inference is off, for answers without its noise",
+        summary="modules of dropout that are on in inference do nothing, for answers without their noise",
         modes=("inference",),
         required_traits=(Trait.DROPOUT, Trait.TOLERANT),
         detectors=((Trait.DROPOUT, f"{WHERE}:has_dropout"),),

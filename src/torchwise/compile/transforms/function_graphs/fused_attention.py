@@ -13,7 +13,7 @@ answers NaN, and the fused attention may answer zero. If an example shows that, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,9 @@ from torchwise.compile.transforms.function_graphs.nodes import (
     VALUE,
     add_call,
     argument,
+    erase_dead,
     is_dead,
+    list_between,
     name_of,
     replace,
     same_sizes,
@@ -48,10 +50,14 @@ def rewrite(graph: Graph) -> int:
 def _forgo_weights(_: Graph, node: Node) -> bool:
     """Have `nn.MultiheadAttention` compute no weights that nobody reads. It then uses fused attention by itself."""
     has_dropout = argument(node, 10, "dropout_p", 0.0) != 0 and argument(node, 13, "training", True)
-    read = [user for user in node.users if user.args[1:] != (0,) and not is_dead(user)]
-    if len(node.args) > NEED_WEIGHTS or node.kwargs.get("need_weights") is False or has_dropout or read:
+    readers = [user for user in node.users if user.args[1:] != (0,)]
+    is_read = not all(map(is_dead, readers))
+    if len(node.args) > NEED_WEIGHTS or node.kwargs.get("need_weights") is False or has_dropout or is_read:
         return False
-    node.kwargs = {**node.kwargs, "need_weights": False}
+    for reader in readers:
+        erase_dead(reader)
+    # Without weights, a mask that is said to be causal is not read. With them, the mask counts alone.
+    node.kwargs = {**node.kwargs, "need_weights": False, "is_causal": False}
     return True
 
 
@@ -75,7 +81,7 @@ def _rewrite_product(graph: Graph, product: Node) -> bool:
 def _read_last(product: Node) -> tuple[Any, Operand, tuple[int, ...]] | None:
     """Return the weights and the values of the last product, and the order in which it has the result's dimensions."""
     answer = value_of(product)
-    if answer is None or not product.args:
+    if answer is None or not product.args or writes(product):
         return None
     plain = tuple(range(answer.dim()))
     if name_of(product) == "matmul":
@@ -101,7 +107,7 @@ def _fits(scores: Scores, values: Operand, product: Node) -> bool:
     operands, sizes = (scores.query, scores.key, values), scores.sizes
     answer: Any = value_of(product)
     tensors = [value_of(one.node) for one in operands]
-    if not answer.is_floating_point() or not MIN_DIMS <= len(sizes) <= MAX_DIMS:
+    if answer.dim() < MIN_DIMS or not answer.is_floating_point() or not MIN_DIMS <= len(sizes) <= MAX_DIMS:
         return False
     if any(
         t is None or t.dtype != answer.dtype or t.dim() != len(o.order) for t, o in zip(tensors, operands, strict=True)
@@ -112,16 +118,10 @@ def _fits(scores: Scores, values: Operand, product: Node) -> bool:
         return False
     if name_of(product) == "matmul" and not _can_become(answer.shape[:-2], sizes[:-2]):
         return False
-    if any(writes(node) and node not in scores.steps for node in _list_between(scores.product, product)):
+    if any(writes(node) and node not in scores.steps for node in list_between(scores.product, product)):
         return False
-    return all(_can_mask(mask, answer.dtype, len(sizes)) for mask in scores.masks)
-
-
-def _list_between(first: Node, last: Node) -> Iterator[Node]:
-    node = first.next
-    while node is not last:
-        yield node
-        node = node.next
+    is_sole = len(scores.masks) == 1
+    return all(_can_mask(mask, answer.dtype, len(sizes), is_sole=is_sole) for mask in scores.masks)
 
 
 def _can_become(batch: Sequence[Any], other: Sequence[Any]) -> bool:
@@ -132,11 +132,17 @@ def _can_become(batch: Sequence[Any], other: Sequence[Any]) -> bool:
     return are_numbers and math.prod(batch) == math.prod(other)
 
 
-def _can_mask(mask: Mask, dtype: torch.dtype, dims: int) -> bool:
+def _can_mask(mask: Mask, dtype: torch.dtype, dims: int, *, is_sole: bool) -> bool:
     tensor = value_of(mask.tensor)
     if tensor is None or not 1 <= tensor.dim() <= dims:
         return False
-    return mask.fill is not None or tensor.dtype == dtype  # another one would be rounded, or round the scores
+    if mask.fill is None:
+        return tensor.dtype == dtype  # another one would be rounded, or round the scores
+    if math.isinf(mask.fill):
+        return True
+    # A row that is hidden whole has equal weights only if nothing is left of scores to which the fill is added. The
+    # lowest number may take the place of a sole fill. Beside another mask, the fill itself counts.
+    return dtype is not torch.float16 and (is_sole or mask.fill <= torch.finfo(dtype).min / 4)
 
 
 def _lay_out(graph: Graph, operand: Operand, batch: Sequence[Any]) -> Node:
@@ -187,13 +193,13 @@ def _make_mask(graph: Graph, scores: Scores, dtype: torch.dtype) -> Node | None:
         made = masks[0].tensor if masks[0].keeps else add_call(graph, "logical_not", masks[0].tensor)
     else:
         for mask in masks:
-            made = _add_mask(graph, made, mask, dtype)
+            made = _add_mask(graph, made, mask, dtype, is_sole=len(masks) == 1)
     if made is None or len(_sizes_of(made)) in (2, MAX_DIMS):
         return made
     return add_call(graph, "unsqueeze", made, 0)
 
 
-def _add_mask(graph: Graph, made: Node | None, mask: Mask, dtype: torch.dtype) -> Node:
+def _add_mask(graph: Graph, made: Node | None, mask: Mask, dtype: torch.dtype, *, is_sole: bool) -> Node:
     if mask.fill is None:
         added = mask.tensor if mask.sign == 1 else add_call(graph, "neg", mask.tensor)
         return added if made is None else add_call(graph, "add", made, added)
@@ -201,7 +207,8 @@ def _add_mask(graph: Graph, made: Node | None, mask: Mask, dtype: torch.dtype) -
     if made is None:
         made = add_call(graph, "to", hidden, dtype)
         made = add_call(graph, "mul", made, 0)
-    fill = mask.fill if math.isinf(mask.fill) else max(mask.fill, torch.finfo(dtype).min)
+    lowest = torch.finfo(dtype).min
+    fill = mask.fill if math.isinf(mask.fill) else lowest if is_sole else max(mask.fill, lowest)
     return add_call(graph, "masked_fill", made, hidden, fill)
 
 

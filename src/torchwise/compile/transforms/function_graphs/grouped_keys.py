@@ -19,10 +19,12 @@ from torchwise.compile.transforms.function_graphs.nodes import (
     VALUE,
     add_call,
     argument,
+    list_between,
     name_of,
     remove_unread,
     same_sizes,
     value_of,
+    writes,
 )
 
 HEADS, DIMS = 1, 4
@@ -46,6 +48,8 @@ def _share(graph: Graph, node: Node) -> bool:
     key, value = map(_source_of_repeated, given[1:])
     query = value_of(given[0])
     if key is None or value is None or key[1] != value[1] or query is None or query.dim() != DIMS:
+        return False
+    if any(writes(between) for repeated in given[1:] for between in list_between(repeated, node)):
         return False
     groups: Any = _sizes_of(key[0])[HEADS]
     if not isinstance(groups, int) or argument(node, 7, "enable_gqa", False):
@@ -96,12 +100,12 @@ def _without_inputs(node: Node) -> dict[str, Any]:
 def _source_of_repeated(node: Any) -> tuple[Node, int] | None:
     """Return the heads that a node repeats, each several times in a row, and how often, or None."""
     if name_of(node) == "repeat_interleave":
-        source, times = node.args[0], argument(node, 1, "repeats")
+        source, times = argument(node, 0, "input"), argument(node, 1, "repeats")
         is_ours = len(_sizes_of(source)) == DIMS and argument(node, 2, "dim") in (HEADS, HEADS - DIMS)
         return (source, times) if is_ours and type(times) is int else None
     if name_of(node) not in ("reshape", "view", "flatten"):
         return None
-    expanded = node.args[0]
+    expanded = argument(node, 0, "input")
     inserted = expanded.args[0] if name_of(expanded) == "expand" else None
     source = _source_of_inserted(inserted)
     if source is None:
@@ -116,7 +120,7 @@ def _source_of_repeated(node: Any) -> tuple[Node, int] | None:
 
 def _source_of_inserted(node: Any) -> Node | None:
     """Return the node into which another one inserts a dimension behind its heads, or None."""
-    source = node.args[0] if name_of(node) in ("getitem", "unsqueeze") else None
+    source = argument(node, 0, "input") if name_of(node) in ("getitem", "unsqueeze") else None
     if len(_sizes_of(source)) != DIMS or len(_sizes_of(node)) != DIMS + 1:
         return None
     if name_of(node) == "unsqueeze":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +29,21 @@ _SYNONYMS = {
     "swapaxes": "transpose",
     "swapdims": "transpose",
 }
-_WRITES = ("setitem", "iadd", "isub", "imul", "itruediv")
+_MODULES = (
+    "torch",
+    "torch.functional",
+    "torch.nn.functional",
+    "torch._C._nn",
+    "torch._tensor",
+    "_operator",
+    "builtins",
+)
+"""Modules whose functions have the meaning of their names. `torch.masked.softmax` is another than `torch.softmax`."""
+_WRITES = {
+    "setitem",
+    *(name.strip("_") for name in dir(operator) if name[:3] == "__i" and f"__{name[3:]}" in dir(operator)),
+}
+"""Functions that write, and have no underscore at their end: `operator.iadd` and all like it."""
 _VIEWS = ("view", "reshape", "transpose", "mean", "sum", "getitem", "unsqueeze", "squeeze", "contiguous")
 
 
@@ -45,10 +60,16 @@ def raw_name(node: Any) -> str:
     """Return the name of a node's function as it was called, without underscores, or "" for anything else."""
     if not isinstance(node, Node) or node.op not in ("call_function", "call_method"):
         return ""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if not isinstance(node.target, str) and (getattr(node.target, "__module__", None) or "torch") not in _MODULES:
+        return ""
+    name = _given_name(node)
     if name == "getattr":  # a property, such as `mT`
         return str(node.args[1])
     return name.strip("_")
+
+
+def _given_name(node: Node) -> str:
+    return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
 
 
 def argument(node: Node, place: int, name: str, default: Any = None) -> Any:
@@ -100,14 +121,36 @@ def _asks_dtype(node: Node, other: Node) -> bool:
 
 def is_dead(node: Node) -> bool:
     """Whether nobody reads a node's result, nor anything else that is made of it."""
-    return name_of(node) in _VIEWS and all(map(is_dead, node.users))
+    return name_of(node) in _VIEWS and not writes(node) and all(map(is_dead, node.users))
 
 
 def writes(node: Node) -> bool:
-    """Whether a function writes to its first argument."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    has_result = "out" in node.kwargs
-    return has_result or name.strip("_") in _WRITES or (name.endswith("_") and not name.endswith("__"))
+    """Whether a function writes to one of its arguments."""
+    name, names = _given_name(node), _names_of_arguments(node)
+    place = names.index("inplace") if "inplace" in names else len(node.args)
+    if node.kwargs.get("out") is not None or argument(node, place, "inplace", False) is not False:
+        return True
+    is_method = name.endswith("_") and not name.endswith("__")
+    return is_method or name.strip("_") in _WRITES or _is_operator_that_writes(node.target)
+
+
+def _names_of_arguments(node: Node) -> tuple[str, ...]:
+    code: Any = getattr(node.target, "__code__", None)
+    return code.co_varnames[: code.co_argcount] if code is not None else ()
+
+
+def _is_operator_that_writes(target: Any) -> bool:
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return any(getattr(target, name)._schema.is_mutable for name in target.overloads())
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def list_between(first: Node, last: Node) -> Iterator[Node]:
+    """Return the nodes that run after one and before another."""
+    node = first.next
+    while node is not last:
+        yield node
+        node = node.next
 
 
 def add_call(graph: Graph, name: str, *args: Any) -> Node:
@@ -132,16 +175,17 @@ def remove_unread(node: Node) -> None:
         if node in erased:
             continue
         for user in [user for user in node.users if is_dead(user)]:
-            _erase_dead(user)
+            erase_dead(user)
         if not node.users and name_of(node) in _REMOVABLE:
             found += node.all_input_nodes
             node.graph.erase_node(node)
             erased.add(node)
 
 
-def _erase_dead(node: Node) -> None:
+def erase_dead(node: Node) -> None:
+    """Remove a node that nobody reads (`is_dead`), with all that is made of it."""
     for user in list(node.users):
-        _erase_dead(user)
+        erase_dead(user)
     node.graph.erase_node(node)
 
 

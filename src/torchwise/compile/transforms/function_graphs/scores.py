@@ -20,13 +20,13 @@ from torchwise.compile.transforms.function_graphs.nodes import (
     number_of,
     same_sizes,
     value_of,
+    writes,
 )
 
 LOW = -1e8
-"""The highest number in place of scores that may be added to them instead. It leaves nothing of a score in float32.
-
-So a row without any other score has equal weights, as in eager.
-"""
+"""The highest number in place of scores that counts as a mask: beside any other score, its weight is zero."""
+_STEPS = ("mul", "div", "add", "sub", "masked_fill", "where", "float", "to", "view", "reshape")
+"""Functions between a product and a sum with a mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Scores:
 def read_scores(weights: Any, product: Node) -> Scores | None:
     """Return the scores whose softmax `weights` is, or None. All that lies between is for `product` alone."""
     softmax = _skip_harmless(weights, product)
-    if softmax is None or name_of(softmax) != "softmax" or not _is_over_last(softmax):
+    if softmax is None or name_of(softmax) != "softmax" or writes(softmax) or not _is_over_last(softmax):
         return None
     masks: list[Mask] = []
     sizes: tuple[Any, ...] | None = None
@@ -127,7 +127,7 @@ def _read_product(node: Node) -> tuple[Operand, Operand, float, Node | None] | N
     name = name_of(node)
     if name == "einsum":
         return _read_einsum_scores(node)
-    if name not in ("matmul", "baddbmm"):
+    if name not in ("matmul", "baddbmm") or writes(node):
         return None
     factor, added, place = 1.0, None, 0
     if name == "baddbmm":
@@ -161,7 +161,7 @@ def _read_einsum_scores(node: Node) -> tuple[Operand, Operand, float, None] | No
 
 def _read_step(node: Node) -> tuple[Any, Mask | float] | None:
     """Return the scores below a step, and the mask or the factor that it applies."""
-    name = name_of(node) if node.args else ""  # a tensor that is given by its name is not looked for
+    name = name_of(node) if node.args and "out" not in node.kwargs else ""
     if name in ("mul", "div") and len(node.args) == 2 and not node.kwargs:
         scores, number = node.args if number_of(node.args[0]) is None or name == "div" else node.args[::-1]
         factor = number_of(number)
@@ -196,18 +196,23 @@ def _read_added(node: Node, sign: int) -> tuple[Any, Mask] | None:
     for place, other in orders:
         scores, mask = node.args[place], node.args[other]
         of_scores = value_of(scores)
-        if not isinstance(mask, Node) or of_scores is None or value is None:
-            continue
+        if not isinstance(mask, Node) or of_scores is None or value is None or (place == 1 and writes(node)):
+            continue  # a mask that is written to is read later
         if same_sizes(of_scores.shape, value.shape) and _leads_to_product(scores):
             return scores, Mask(mask, sign=sign)
     return None
 
 
 def _leads_to_product(node: Any) -> bool:
-    if name_of(node) in ("matmul", "einsum", "baddbmm"):
-        return True
-    is_step = name_of(node) in ("mul", "div", "add", "sub", "masked_fill", "where", "float", "to", "view", "reshape")
-    return is_step and any(map(_leads_to_product, node.all_input_nodes))
+    found, seen = [node], set[Any]()
+    while found:
+        node = found.pop()
+        if name_of(node) in ("matmul", "einsum", "baddbmm"):
+            return True
+        if node not in seen and name_of(node) in _STEPS:
+            found += node.all_input_nodes
+        seen.add(node)
+    return False
 
 
 def _mask(tensor: Any, fill: float | None, *, keeps: bool) -> Mask | None:
@@ -257,5 +262,7 @@ def _is_harmless_cast(node: Node) -> bool:
 
 def _is_over_last(softmax: Node) -> bool:
     value = value_of(softmax)
+    if not softmax.kwargs.keys() <= {"input", "dim", "dtype", "_stacklevel"}:
+        return False
     dim = argument(softmax, 1, "dim")
     return value is not None and dim in (-1, value.dim() - 1) and value.is_floating_point()
