@@ -18,7 +18,7 @@ from torchwise.cli.verify import exit_code
 from torchwise.diagnose import pair
 from torchwise.errors import BaselineError, InputError
 from torchwise.plan.workload_spec import WorkloadSpec
-from torchwise.records import codec
+from torchwise.records import Failure, FailureKind, WorkerStage, codec
 from torchwise.records.listener import Listener
 from torchwise.records.pair import PairVerdict
 from torchwise.report.pair import describe_verdict, render_pair_html
@@ -239,3 +239,21 @@ def test_a_right_candidate_is_timed_and_its_later_answers_are_checked(
     assert found.verdict.checks[-1].name == "timed answers"
     assert found.measurement is not None
     assert found.measurement.speedup.mid > 0
+
+
+@pytest.mark.parametrize("kind", [FailureKind.TIMED_OUT, FailureKind.OUT_OF_MEMORY])
+@pytest.mark.parametrize(("step", "code"), [("judge_job", 5), ("time_job", 0)])
+def test_limits_of_both_sides_blame_neither(
+    sides: Path, monkeypatch: pytest.MonkeyPatch, kind: FailureKind, step: str, code: int
+) -> None:
+    ask, failure = pair.ask_worker, Failure(kind, WorkerStage.VERIFY, "too large")
+    monkeypatch.setattr(pair, "ask_worker", lambda *given: failure if given[1].step == step else ask(*given))
+    found = verify("shifted", inputs=("x: float32[2, 3]",), times=True)
+    assert exit_code(found) == code, found
+    assert any("was not timed" in note for note in found.notes) == (step == "time_job"), found.notes
+
+
+def test_inputs_beside_a_workload_are_refused() -> None:
+    x = torch.randn(2)
+    with pytest.raises(InputError, match="examples of its own"):
+        torchwise.verify(torchwise.Workload(torch.sin, (torchwise.Example((x,)),)), torch.sin, (x,), progress=False)

@@ -23,7 +23,7 @@ from torchwise.plan import Numerics
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.requirements import Property
 from torchwise.plan.workload_spec import WorkloadSpec
-from torchwise.records import Check, CheckName, Failure, FailureKind, Measurement, Outcome, Verdict
+from torchwise.records import Check, CheckName, Failure, FailureKind, Outcome, Verdict
 from torchwise.records.listener import Listener
 from torchwise.records.pair import PairVerdict
 from torchwise.trial import Job, Launcher, Limits, ProcessLauncher, ProcessSettings, ask_worker
@@ -233,6 +233,8 @@ def read_input_file(file: Path) -> tuple[tuple[str, ...], str]:
 def _live_workload(reference: Any, inputs: Any) -> Workload | None:
     """Return a live reference with its inputs, or None for a target."""
     if isinstance(reference, Workload):
+        if inputs is not None and not read_descriptions(inputs):
+            raise InputError("the reference is a Workload, which has examples of its own: leave inputs out")
         return reference
     if isinstance(reference, str) or read_descriptions(inputs):
         return None
@@ -320,23 +322,23 @@ def run_verification(request: PairRequest, launcher: Launcher, listener: Listene
 def _explain_failure(failure: Failure) -> PairJudgement:
     """Return the judgement if the judge's own process failed: nothing is known of the candidate then.
 
+    Time and memory are those of both sides together, so that neither is to blame.
+
     Raises:
-        BaselineError: the process died or ran out of something while it ran the reference.
+        BaselineError: the process died while it ran the reference.
     """
+    if failure.kind in (FailureKind.TIMED_OUT, FailureKind.OUT_OF_MEMORY):
+        return PairJudgement((Check(CheckName.ANSWER, Outcome.NOT_COMPARABLE, f"the comparison {failure}"),))
     if failure.kind is FailureKind.RAISED:
         raise BaselineError(f"the pair cannot be compared: {failure}\n{failure.traceback}")
     raise BaselineError(f"the judge of the pair, which runs the reference, {failure}")
 
 
 def _add_timing(found: PairVerdict, timing: PairTiming | Failure) -> PairVerdict:
-    check, measurement = _read_timing(timing)
-    return replace(found, verdict=Verdict((*found.verdict.checks, check)), measurement=measurement)
-
-
-def _read_timing(timing: PairTiming | Failure) -> tuple[Check, Measurement | None]:
-    if isinstance(timing, Failure):
-        return Check(CheckName.TIMED_ANSWERS, Outcome.FAIL, f"while it was timed, the candidate {timing}"), None
-    return timing.check, timing.measurement
+    if isinstance(timing, Failure):  # of either side: the largest inputs may be too large for both
+        return replace(found, notes=(*found.notes, f"the pair was not timed: the process {timing}"))
+    checks = (*found.verdict.checks, timing.check)
+    return replace(found, verdict=Verdict(checks), measurement=timing.measurement)
 
 
 def _is_confirmed(file: str) -> bool:
