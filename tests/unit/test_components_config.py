@@ -38,7 +38,7 @@ from torchwise.runtime.components.config import VARIABLE, is_disabled
         ({"iterations": 4}, "iterations is 4, but must be a whole number from 5 to 400"),
         ({"iterations": 9.0}, "iterations is 9.0"),
         ({"dynamic": "yes"}, "dynamic is 'yes'"),
-        ({"backend": "inductr"}, "backend is 'inductr', but must be one of None, inductor"),
+        ({"backend": "inductr"}, "backend is 'inductr', but must be one of None, "),
         ({"mode": {0: "fastest"}}, "mode is 'fastest', but must be one of auto"),
         ({"mode": {5: "default"}}, "mode is .*but must map numbers of parameters, 0 among them, to modes"),
         ({"mode": {0: "auto", "big": "default"}}, "must map numbers of parameters"),

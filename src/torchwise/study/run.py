@@ -388,9 +388,8 @@ class _Loop:
             return different[0]
         if decision.structure != self.inspection.structure:
             return another_model(decision.structure_details, self.inspection.structure_details)
-        if decision.identity == self.inspection.identity:
-            return None
-        return OTHER_WEIGHTS if decision.weights not in ("", self.inspection.weights) else "the inputs changed"
+        changed = OTHER_WEIGHTS if decision.weights not in ("", self.inspection.weights) else "the inputs changed"
+        return None if decision.identity == self.inspection.identity else changed
 
     def _is_open(self, plan: Plan) -> bool:
         return find_unusable_part(plan) is None and self.request.allow.allows(numerics_of(plan))

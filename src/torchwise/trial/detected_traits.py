@@ -1,4 +1,4 @@
-"""Find the traits that only one choice needs, by the functions that its declaration names."""
+"""Describe a model, and find the traits that only one choice needs, by the functions that its declaration names."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torchwise.compile.transforms.function_graphs.record import record
 from torchwise.plan.choice import Code, Stage, load_choices, load_code
 from torchwise.plan.trait import Trait
 from torchwise.trial.error_origin import Instruments
+from torchwise.workload import Workload
 
 
 def detect_traits(model: Any, call: Callable[[], Any], instruments: Instruments) -> dict[Trait, bool]:
@@ -37,3 +38,15 @@ def detect_traits(model: Any, call: Callable[[], Any], instruments: Instruments)
 
 def _detect(code: Code, given: Callable[[], Any]) -> bool:
     return bool(load_code(code)(given()))
+
+
+def describe_model(workload: Workload) -> str:
+    """Return the class, size and dtypes of a model in a few words."""
+    module = workload.module
+    if module is None:
+        return f"function {getattr(workload.call, '__qualname__', type(workload.call).__qualname__)}"
+    count = sum(p.numel() for p in module.parameters())
+    dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in module.parameters()})
+    size = f"{count / 1e6:.3g} M" if count >= 1e6 else f"{count / 1e3:.3g} K" if count >= 1e3 else str(count)
+    named = [type(module).__qualname__, f"{size} parameters", *dtypes]
+    return ", ".join([*named, f"trained by {type(workload.step.optimizer).__name__}"] if workload.step else named)

@@ -28,7 +28,7 @@ from torchwise.plan.trait import DIVISIBLE_BY, Trait
 from torchwise.plan.workload_spec import VaryingDim, WorkloadSpec
 from torchwise.records import Inspection, Measurement, WorkerStage
 from torchwise.records.structure_differences import pack_details
-from torchwise.trial.detected_traits import detect_traits
+from torchwise.trial.detected_traits import describe_model, detect_traits
 from torchwise.trial.error_origin import Instruments, check_plainly
 from torchwise.trial.job import Job
 from torchwise.trial.loading import load, runner, with_optimizer_state
@@ -119,7 +119,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         identity=named,
         structure=model,
         structure_details=details,
-        description=_describe(workload),
+        description=describe_model(workload),
         inputs=workload.inputs,
         traits=_compatible(
             operator_traits.union(
@@ -368,17 +368,6 @@ def _traits(
 def _launches_early() -> bool:
     """Return whether this GPU can start a kernel before the one ahead of it has ended, and Inductor knows how."""
     return torch.version.hip is None and torch.cuda.get_device_capability() >= HOPPER
-
-
-def _describe(workload: Workload) -> str:
-    module = workload.module
-    if module is None:
-        return f"function {getattr(workload.call, '__qualname__', type(workload.call).__qualname__)}"
-    count = sum(p.numel() for p in module.parameters())
-    dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in module.parameters()})
-    size = f"{count / 1e6:.3g} M" if count >= 1e6 else f"{count / 1e3:.3g} K" if count >= 1e3 else str(count)
-    named = [type(module).__qualname__, f"{size} parameters", *dtypes]
-    return ", ".join([*named, f"trained by {type(workload.step.optimizer).__name__}"] if workload.step else named)
 
 
 def _notes(workload: Workload, mode: str, once: PlainCall, *, stochastic: bool, unsteady: bool) -> list[str]:
