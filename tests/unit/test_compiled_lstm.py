@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from torchwise.compile import aot, compile_plan
 from torchwise.compile.transforms.compiled_lstm import compile_lstms, has_lstm
@@ -157,3 +158,11 @@ def test_inductor_runs_all_steps_as_one_operator(x: Tensor) -> None:
         answer, code = run_and_get_code(call, x)
     torch.testing.assert_close(answer, model(x))
     assert "mkldnn_rnn_layer" in "".join(code)
+
+
+@pytest.mark.usefixtures("graphs")
+@torch.no_grad()
+def test_weights_that_a_hook_computes_are_used(x: Tensor) -> None:
+    model = Tagger().eval()
+    prune.l1_unstructured(model.rnn, "weight_hh_l0", 0.5)
+    torch.testing.assert_close(compile_call(model, COMPILED, x)(x), model(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import runpy
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from torch.nn import functional
 
 from torchwise.compile import compile_plan
 from torchwise.compile.backends import inductor
+from torchwise.compile.transforms import function_graphs
 from torchwise.compile.transforms.function_graphs import OPTION, fused_attention, graph_pass, grouped_keys
 from torchwise.compile.transforms.function_graphs.nodes import name_of
 from torchwise.compile.transforms.function_graphs.record import record
@@ -475,6 +477,27 @@ def test_rewrites_of_a_plan_are_one_pass_with_a_key_of_its_own() -> None:
     own = torch._inductor.config.patch({OPTION: lambda _: None})
     with own, pytest.raises(UnsupportedError, match="Inductor takes one pre_grad_custom_pass"):
         inductor._options(PLAN)
+
+
+def test_a_pass_is_asked_until_it_was_applied() -> None:
+    passed = graph_pass(("fused_attention",))
+    once, plain = inductor._CheckedOnce(passed), record(lambda: torch.ones(2).sin())
+    with pytest.raises(NoEffectError), once.assert_applied():
+        passed(plain)
+    with once.assert_applied():
+        passed(record(lambda: SPELLINGS["divided"](*draw())))
+    with once.assert_applied():
+        passed(plain)
+    with inductor._CheckedOnce(passed).assert_applied():
+        passed(plain)
+        torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"] += 1
+
+
+def test_the_source_of_every_kind_of_rewrite_is_found() -> None:
+    found = function_graphs._find_source
+    assert found(functools.partial(functools.partial(rewrite_and_call))) == __file__
+    assert found(Attending()) == __file__
+    assert found(len) is None
 
 
 def test_a_plan_that_cannot_have_it_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from torchwise.compile.shared_copies import share
+from torchwise.compile.transforms import other_modules
 from torchwise.compile.transforms.other_modules import (
     has_dropout,
     has_exact_gelu,
@@ -453,3 +455,10 @@ def test_the_options_travel() -> None:
     spec = task.request().workload
     assert (spec.tolerance, spec.metric) == (0.05, "a.b:c")
     assert {"--tolerance=0.05", "--metric=a.b:c"} <= set(task.arguments())
+
+
+def test_modules_without_dropout_can_be_stored() -> None:
+    for kind in other_modules._DROPOUTS:
+        model, _ = other_modules.leave_dropout_out(nn.Sequential(kind(0.5)).train())
+        x = torch.randn(2, 3, 4)
+        assert pickle.loads(pickle.dumps(model))(x).equal(x)

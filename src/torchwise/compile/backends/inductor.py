@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -39,8 +40,21 @@ def _make_backend(call: Callable[..., Any], plan: Plan, is_alone: bool) -> tuple
     backend = _backend(plan, options)
     distinct = _distinct_backend(plan, call, lambda: backend or _inductor(options), is_alone)
     checked = [used for used in (backend, distinct) if hasattr(used, "assert_applied")]
-    passes = [graph_pass for _, graph_pass in _passes(plan)]
+    passes = [_CheckedOnce(graph_pass) for _, graph_pass in _passes(plan)]
     return distinct or backend or inductor.make_backend(options), [*checked, *passes]
+
+
+class _CheckedOnce:
+    """Asks a pass whether it was applied, until it was: later calls may compile only graphs without a place for it."""
+
+    def __init__(self, graph_pass: Any) -> None:
+        self._pass: Any = graph_pass
+
+    @contextlib.contextmanager
+    def assert_applied(self) -> Iterator[None]:
+        with contextlib.nullcontext() if self._pass is None else self._pass.assert_applied():
+            yield
+        self._pass = None
 
 
 def graph_compiler(plan: Plan) -> Callable[..., Any]:

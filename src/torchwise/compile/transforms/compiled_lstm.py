@@ -49,7 +49,8 @@ class CompiledLSTM(nn.Module):
             state = (start, start)
         else:
             state = hx if is_batched else (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
-        weights = [own._parameters[name] for names in own._all_weights for name in names]
+        # A hook may have set one that is computed, as pruning does.
+        weights = [getattr(own, name) for names in own._all_weights for name in names]
         output, hidden, cell = torch.lstm(
             x, state, weights, own.bias, own.num_layers, own.dropout, own.training, own.bidirectional, own.batch_first
         )

@@ -71,6 +71,7 @@ _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropo
 _WITHOUT_NOISE: dict[type[nn.Module], type[nn.Module]] = {
     kind: type(f"_No{kind.__name__}", (kind,), {"forward": _return_input}) for kind in _DROPOUTS
 }
+globals().update({cls.__name__: cls for cls in _WITHOUT_NOISE.values()})  # by which pickle finds them
 
 
 def has_instance_norm(model: Any) -> bool:

@@ -12,11 +12,13 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from torchwise._torch import inductor
+from torchwise import __version__
+from torchwise._torch import dynamo, inductor
 from torchwise._torch.private_name import check
 from torchwise.compile.uncompiled_reason import no_effect
 from torchwise.plan.choice import load_choices, load_code
@@ -52,19 +54,37 @@ def graph_pass(names: tuple[str, ...]) -> Any:
 
         def uuid(self) -> Any:
             """Return this pass's part of the key of compiled code, in addition to the graph."""
-            files = {inspect.getsourcefile(inspect.unwrap(rewrite)) for rewrite in rewrites.values()}
-            return repr(names).encode() + inductor.HASH_FILES.get(_WHO)((__file__, *sorted(filter(None, files))))
+            own = map(str, Path(__file__).parent.glob("*.py"))
+            files = {*own, *filter(None, map(_find_source, rewrites.values()))}
+            return repr((names, __version__)).encode() + inductor.HASH_FILES.get(_WHO)(tuple(sorted(files)))
 
         @contextlib.contextmanager
         def assert_applied(self) -> Iterator[None]:
-            """Watch a first call: each rewrite must change one of the newly compiled graphs, cached ones aside."""
-            received, changed = self.received, dict(self.changed)
+            """Watch a first call: each rewrite must change a graph, unless a cache had the code of some."""
+            received, changed, cached = self.received, dict(self.changed), _count_cached()
             yield
             for name in names:
-                if self.received > received and self.changed[name] == changed[name]:
+                if _count_cached() == cached and self.received > received and self.changed[name] == changed[name]:
                     raise no_effect(("transforms", name), "no graph has a place for it")
 
     return FunctionRewrites()
+
+
+def _count_cached() -> int:
+    """Count the graphs whose code a cache had. They are not rewritten, so nobody sees their places."""
+    hits = (("aot_autograd", "autograd_cache_hit"), ("inductor", "fxgraph_cache_hit"))
+    return sum(dynamo.get_counters(group).get(name, 0) for group, name in hits)
+
+
+def _find_source(rewrite: Any) -> str | None:
+    """Return the file of a rewrite's code, also of a plug-in's that is a partial or an object that can be called."""
+    while isinstance(rewrite, functools.partial):
+        rewrite = rewrite.func
+    rewrite = inspect.unwrap(rewrite)
+    try:
+        return inspect.getsourcefile(rewrite if inspect.isroutine(rewrite) else type(rewrite))
+    except TypeError:  # it is built in
+        return None
 
 
 def _load(name: str) -> Rewrite:
