@@ -21,11 +21,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from torchwise.errors import InputError
+from torchwise.former_names import added_fields
 
 COMPILERS = ("onnxruntime", "onnxruntime-gpu", "openvino", "torch-tensorrt")
 """Distributions of compilers of other makers that plans may use."""
 
 
+@added_fields("compilers")
 @dataclass(frozen=True, slots=True)
 class Environment:
     """The machine and software that a measurement depends on.

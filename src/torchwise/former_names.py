@@ -45,6 +45,27 @@ def renamed_fields(**names: str) -> Callable[[C], C]:
     return decorate
 
 
+def added_fields(*names: str) -> Callable[[C], C]:
+    """Decorate a dataclass with slots, whose fields of these names were added since, in this order.
+
+    It is pickled by the order of its fields. Pickles of earlier versions lack the added ones, which get their defaults.
+    """
+
+    def decorate(kind: C) -> C:
+        def set_state(self: Any, state: list[Any]) -> None:
+            every = fields(self)
+            lacking = names[len(names) - max(len(every) - len(state), 0) :]
+            held = zip((field.name for field in every if field.name not in lacking), state, strict=True)
+            added = ((field.name, field.default) for field in every if field.name in lacking)
+            for name, value in (*held, *added):
+                object.__setattr__(self, name, value)
+
+        kind.__setstate__ = set_state  # type: ignore[attr-defined]
+        return kind
+
+    return decorate
+
+
 def renamed_arguments(**names: str) -> Callable[[F], F]:
     """Decorate a function whose keyword arguments had other names, given as present=former."""
     current = {former: name for name, former in names.items()}

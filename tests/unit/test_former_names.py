@@ -24,6 +24,7 @@ from torchwise.plan import Choice, Numerics, Plan
 from torchwise.records import Failure, codec
 from torchwise.records.bisection import Bisection
 from torchwise.records.compile_events import Break
+from torchwise.records.decision import DECISION_SCHEMA
 from torchwise.records.explanation import Explanation, Finding
 from torchwise.records.trial import WorkerStage
 from torchwise.runtime import bucketing, module
@@ -219,6 +220,10 @@ def test_a_pickle_of_a_wrapper_of_the_version_before_is_read(name: str) -> None:
     fast = load_old_pickle(name)
     assert type(fast).__name__ == name
     assert fast.decision.plan == Plan(threads=2)
+    decision = fast.decision
+    assert (decision.schema, decision.price, decision.weights) == (DECISION_SCHEMA, None, "")
+    assert (decision.environment.compilers, decision.workload.require, decision.workload.tolerance) == (None, (), None)
+    assert pickle.loads(pickle.dumps(decision)) == decision
     for rows in (1, 2, 4):
         x = torch.ones(rows, 3)
         torch.testing.assert_close(fast(x), torchwise.unwrap(fast)(x))

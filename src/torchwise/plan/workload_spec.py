@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, get_args
 
 from torchwise.errors import InputError, TargetError, WorkloadError, is_count, is_positive, to_count
+from torchwise.former_names import added_fields
 from torchwise.plan.numerics import Numerics
 from torchwise.plan.requirements import Property, PropertyName, read_properties
 from torchwise.plan.source_digest import digest_source
@@ -76,6 +77,7 @@ class VaryingDim:
     lengths: tuple[int, ...]
 
 
+@added_fields("latency_limit", "batch", "sizes", "tolerance", "metric", "varying", "require")
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
     """One request to tune, without any tensor or model in it.

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from torchwise.environment import Environment
 from torchwise.errors import InputError
+from torchwise.former_names import added_fields
 from torchwise.plan import Plan
 from torchwise.plan.rules import find_choices
 from torchwise.plan.workload_spec import WorkloadSpec
@@ -36,6 +37,7 @@ class Price:
     seconds: Seconds
 
 
+@added_fields("price", "weights")
 @dataclass(frozen=True, slots=True)
 class Decision(Document):
     """The decision: which plan to run, why, and for which model and machine it holds.
