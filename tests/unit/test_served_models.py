@@ -78,7 +78,12 @@ def test_a_run_continues_its_file_and_leaves_out_unknown_contenders(
     served: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     commands: list[list[str]] = []
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: commands.append(command))
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
     level = served.Level(True, "same-precision", ("eager", "unheard-of", "torchwise"))
     monkeypatch.setitem(served.LEVELS, "bf16", level)
     options = argparse.Namespace(models=["mlp", "gpt2_decode"], budget=9.0, effort="quick", tolerance=0.1)

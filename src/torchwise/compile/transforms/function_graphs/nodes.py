@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from torchwise._torch.functions import DEFINING_MODULES, is_operator_that_writes
+
 VALUE = "example_value"
 """The key in a node's meta data of its value: a tensor without data."""
 _SYNONYMS = {
@@ -33,8 +35,7 @@ _MODULES = (
     "torch",
     "torch.functional",
     "torch.nn.functional",
-    "torch._C._nn",
-    "torch._tensor",
+    *DEFINING_MODULES,
     "_operator",
     "builtins",
 )
@@ -131,18 +132,12 @@ def writes(node: Node) -> bool:
     if node.kwargs.get("out") is not None or argument(node, place, "inplace", False) is not False:
         return True
     is_method = name.endswith("_") and not name.endswith("__")
-    return is_method or name.strip("_") in _WRITES or _is_operator_that_writes(node.target)
+    return is_method or name.strip("_") in _WRITES or is_operator_that_writes(node.target)
 
 
 def _names_of_arguments(node: Node) -> tuple[str, ...]:
     code: Any = getattr(node.target, "__code__", None)
     return code.co_varnames[: code.co_argcount] if code is not None else ()
-
-
-def _is_operator_that_writes(target: Any) -> bool:
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        return any(getattr(target, name)._schema.is_mutable for name in target.overloads())
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 def list_between(first: Node, last: Node) -> Iterator[Node]:
