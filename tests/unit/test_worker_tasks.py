@@ -15,7 +15,7 @@ from torchwise.trial.worker import TASKS
 
 MODULES = (
     *("artifact.build", "runtime.background.aot_worker", "bench.request", "diagnose.explain", "diagnose.analyze"),
-    "diagnose.bisect.probe_runner",
+    *("diagnose.bisect.probe_runner", "diagnose.pair"),
 )
 
 

@@ -7,7 +7,7 @@ import pickle
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -76,7 +76,7 @@ class PairJob(DerivedJob):
     FUNCTION = "torchwise.trial.pair:{0.step}"
     job: Job
     candidate: str
-    step: str = "judge_job"
+    step: Literal["judge_job", "time_job"] = "judge_job"
     sources: tuple[str | None, str | None] = (None, None)
     inputs: tuple[str, ...] = ()
     recorded: str = ""
