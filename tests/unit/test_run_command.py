@@ -394,11 +394,14 @@ def test_ctrl_c_ends_a_server_whose_main_thread_has_ended(tmp_path: Path, search
     file = tmp_path / "serves.py"
     file.write_text(
         f"{NET}\ncall()\nimport os, signal, threading, time\n"
-        "def serve():\n    time.sleep(0.3)\n"
+        "def serve():\n    time.sleep(1)\n"  # so that the main thread has ended, on a busy machine, too
         "    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)\n    time.sleep(0.3)\n"
         "threading.Thread(target=serve).start()"
     )
-    done = CliRunner().invoke(app, ["run", "--tune", "--store", str(tmp_path / "s.db"), str(file)])
+    try:
+        done = CliRunner().invoke(app, ["run", "--tune", "--store", str(tmp_path / "s.db"), str(file)])
+    except KeyboardInterrupt:  # which would end this process of tests, and those that wait for it never end
+        pytest.fail("Ctrl-C came through")
     assert done.exit_code == 130
     assert len(searches.asked) == 1
 
