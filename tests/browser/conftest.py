@@ -15,9 +15,12 @@ import programs
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Start the system's Chromium, the one that CHROMIUM names, or Playwright's own."""
+    """Start the system's Chromium, the one that CHROMIUM names, or Playwright's own.
+
+    Playwright runs an event loop in this thread until it ends, which programs in tests of other files may not meet.
+    """
     playwright = pytest.importorskip("playwright.sync_api", reason="these tests need: pip install playwright")
     path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
     with playwright.sync_playwright() as started:

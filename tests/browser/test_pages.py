@@ -138,7 +138,7 @@ def files(folder: Path) -> dict[str, Path]:
     return found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def visit(browser: Any, files: dict[str, Path], folder: Path) -> Any:
     """Open a page by name, width and colour scheme, with every part of it unfolded, once for all tests."""
     opened = []
