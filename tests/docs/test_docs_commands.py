@@ -39,6 +39,7 @@ ONLY_READ = {
     "torchwise run --": "searches for minutes; run by tests/unit/test_run_command.py",
     "torchwise store": "needs a server; run by test_docs_ways.py",
     "torchwise sweep": "searches for minutes; run with three plans by tests/unit/test_cluster_ray.py",
+    "torchwise verify": "needs the reader's two files; run by tests/unit/test_verify_command.py",
     "torchwise tune": "searches for minutes; run with one plan below",
 }
 """How a command begins that is not run, and why. Its arguments must be valid all the same."""
