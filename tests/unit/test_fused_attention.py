@@ -501,7 +501,7 @@ def test_the_source_of_every_kind_of_rewrite_is_found() -> None:
 
 
 def test_a_plan_that_cannot_have_it_is_refused() -> None:
-    with pytest.raises(PlanError, match="scope is 'rolled', which is found in graphs of operators"):
+    with pytest.raises(PlanError, match="which rewrites functions, but scope is 'rolled', of operators"):
         Plan(backend="inductor", scope="rolled", transforms=("fused_attention",))
     with pytest.raises(PlanError, match="eager compiles nothing"):
         Plan(transforms=("fused_attention",))

@@ -371,7 +371,7 @@ INDUCTOR = {"backend": "inductor"}
         ),
         (
             {"scope": "rolled", "transforms": ("eager_strides",)} | INDUCTOR,
-            "transforms has 'eager_strides', but scope is 'rolled', whose parts lay out what they return",
+            "transforms has 'eager_strides', which rewrites functions, but scope is 'rolled', of operators",
         ),
         (
             {"transforms": ("eager_strides",)},

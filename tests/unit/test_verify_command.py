@@ -80,7 +80,7 @@ class Inline:
 
 
 @pytest.fixture
-def sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torchwise.trial, "ProcessLauncher", Inline)
     monkeypatch.setattr(pair, "ProcessLauncher", Inline)

@@ -87,11 +87,10 @@ def verify(
     """
     from rich.console import Console
 
-    from torchwise.diagnose.pair import PairRequest, read_input_file, run_verification
+    from torchwise.diagnose.pair import PairRequest, list_properties, read_input_file, run_verification
     from torchwise.diagnose.requests import make_spec
     from torchwise.errors import InputError
     from torchwise.plan import Numerics
-    from torchwise.plan.requirements import Property
     from torchwise.plan.workload_spec import check_form
     from torchwise.records.files import write_atomically, write_json
     from torchwise.report.pair import render_pair, render_pair_html
@@ -103,8 +102,6 @@ def verify(
     if inputs and file:
         raise InputError("inputs are described with --input and in a file: use one of them")
     described, recorded = read_input_file(file) if file else (tuple(inputs or ()), "")
-    wanted = ((bitwise, Property.BITWISE), (deterministic, Property.DETERMINISTIC))
-    properties = [name for is_wanted, name in (*wanted, (batch_invariant, Property.BATCH_INVARIANT)) if is_wanted]
     mode = "training" if grad or training else "inference"
     request = PairRequest(
         make_spec(reference, None, device, mode=mode, seed=seed, tolerance=tolerance),
@@ -112,7 +109,7 @@ def verify(
         described,
         recorded,
         Numerics.of(allow),
-        tuple(properties),
+        list_properties(bitwise=bitwise, deterministic=deterministic, batch_invariant=batch_invariant),
         stochastic,
         training,
         time,

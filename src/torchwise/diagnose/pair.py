@@ -172,14 +172,12 @@ def verify(
     workload = _live_workload(reference, inputs)
     mode = "training" if grad or training else "inference"
     spec = make_spec(reference, workload, device, mode=mode, seed=seed, tolerance=tolerance)
-    wanted = ((bitwise, Property.BITWISE), (deterministic, Property.DETERMINISTIC))
-    properties = [name for is_wanted, name in (*wanted, (batch_invariant, Property.BATCH_INVARIANT)) if is_wanted]
     request = PairRequest(
         spec,
         name_side(candidate),
         tuple(read_descriptions(inputs)),
         allow=Numerics.of(str(allow)),
-        properties=tuple(properties),
+        properties=list_properties(bitwise=bitwise, deterministic=deterministic, batch_invariant=batch_invariant),
         stochastic=stochastic,
         trains=training,
         times=time,
@@ -189,6 +187,11 @@ def verify(
     display: AbstractContextManager[Any] = Progress() if progress else nullcontext(Listener())
     with _send_sides(request, reference, candidate, inputs, workload) as sent, display as listener:
         return run_verification(sent, ProcessLauncher(), listener)
+
+
+def list_properties(**wanted: bool) -> tuple[Property, ...]:
+    """List the properties that are required by name, such as `batch_invariant=True`."""
+    return tuple(Property(name.replace("_", "-")) for name, is_wanted in wanted.items() if is_wanted)
 
 
 def name_side(side: Any) -> str:

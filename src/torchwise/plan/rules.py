@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from torchwise.errors import PlanError, is_count
-from torchwise.plan.choice import CHOICES, Choice, find_choice, list_values, load_choices, load_own_choices
+from torchwise.plan.choice import CHOICES, Choice, Stage, find_choice, list_values, load_choices, load_own_choices
 
 if TYPE_CHECKING:
     from torchwise.plan.plan import Plan
@@ -74,6 +74,8 @@ def _problems(plan: Plan) -> Iterator[str]:
     for choice in find_choices(plan):
         if choice.find_problems is not None:
             yield from choice.find_problems(plan)
+        if choice.stage is Stage.TRACE and plan.scope == "rolled":
+            yield f"transforms has {choice.value!r}, which rewrites functions, but scope is 'rolled', of operators"
         backend = dict(choice.requires).get("backend", plan.backend)
         if backend not in ("eager", plan.backend) and _is_own_backend(plan.backend):
             yield f"{choice.field} has {choice.value!r}, which is for {backend}, but backend is {plan.backend!r}"

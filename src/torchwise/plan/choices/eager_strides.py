@@ -1,25 +1,10 @@
 """Outputs laid out as eager's."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 from torchwise.plan.choice import Choice, Stage, register
 from torchwise.plan.numerics import Numerics
 from torchwise.plan.trait import Trait
 
-if TYPE_CHECKING:
-    from torchwise.plan.plan import Plan
-
-
 WHERE = "torchwise.compile.transforms.eager_strides"
-
-
-def find_problems(plan: Plan) -> Iterator[str]:
-    """Yield the reasons why the rewrite cannot be part of a plan."""
-    if plan.scope == "rolled":
-        yield "transforms has 'eager_strides', but scope is 'rolled', whose parts lay out what they return"
 
 
 register(
@@ -37,6 +22,5 @@ register(
         compile_factor=0.98,  # of a plain compile: it hardly adds anything, and as the cheapest it is tried first
         realized_by=f"{WHERE}:rewrite",
         stage=Stage.TRACE,
-        find_problems=find_problems,
     )
 )

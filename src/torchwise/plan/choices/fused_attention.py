@@ -1,24 +1,10 @@
 """Attention that is written out, as PyTorch's fused attention, and keys that it need not repeat."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 from torchwise.plan.choice import Choice, Stage, register
 from torchwise.plan.numerics import Numerics
 from torchwise.plan.trait import Trait
 
-if TYPE_CHECKING:
-    from torchwise.plan.plan import Plan
-
 WHERE = "torchwise.compile.transforms.function_graphs"
-
-
-def find_problems(plan: Plan) -> Iterator[str]:
-    """Yield the reasons why a rewrite of functions cannot be part of a plan."""
-    if plan.scope == "rolled":
-        yield "scope is 'rolled', which is found in graphs of operators, where functions are taken apart already"
 
 
 register(
@@ -38,7 +24,6 @@ register(
         min_remaining_fraction=0.1,
         realized_by=f"{WHERE}.fused_attention:rewrite",
         stage=Stage.TRACE,
-        find_problems=find_problems,
     ),
     Choice(
         "transforms",
@@ -55,6 +40,5 @@ register(
         min_remaining_fraction=0.1,
         realized_by=f"{WHERE}.grouped_keys:rewrite",
         stage=Stage.TRACE,
-        find_problems=find_problems,
     ),
 )
