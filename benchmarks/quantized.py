@@ -54,7 +54,10 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = parser.parse_args()
     here = environment.detect(options.device)
-    print(f"{here.gpu or here.cpu}, {here.cpus} CPUs, torch {here.torch}, {LAYERS} layers of {WIDTH} × {WIDTH}\n")
+    print(
+        f"{here.gpu or here.cpu}, {here.cpus} CPUs, torch {here.torch}, {LAYERS} layers of {WIDTH} × {WIDTH}, "
+        f"tolerance {options.tolerance:g}\n"
+    )
     with tempfile.TemporaryDirectory() as folder:
         for number, factory in enumerate((decode, prefill)):
             run(factory.__name__, options, str(Path(folder, f"{number}.db")))
