@@ -26,7 +26,7 @@ from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import FailureKind, Outcome, Trial, TrialState
-from torchwise.trial import Job, Limits, ProcessLauncher, launcher, try_plan
+from torchwise.trial import Job, Limits, ProcessLauncher, known_checks, try_plan
 from torchwise.workload import Example
 
 pytestmark = pytest.mark.slow
@@ -63,16 +63,16 @@ def test_checks_of_instruction_sets_are_made_once_and_count_for_every_trial(
     fused: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert fused.is_verified, fused.reason
-    assert launcher._known_checks, "an earlier trial of this process has compiled for the CPU"
-    slow = {key: replace(check, cold_s=100.0, warm_s=50.0) for key, check in launcher._known_checks.items()}
-    monkeypatch.setattr(launcher, "_known_checks", dict(slow))
+    assert known_checks._known, "an earlier trial of this process has compiled for the CPU"
+    slow = {key: replace(check, cold_s=100.0, warm_s=50.0) for key, check in known_checks._known.items()}
+    monkeypatch.setattr(known_checks, "_known", dict(slow))
     trial = try_target(f"{TARGETS}:fusible", INDUCTOR)
     assert trial.costs is not None
     assert trial.costs.warm_s is not None, trial.reason
     checks = round(trial.costs.cold_s // 100)
     assert checks >= 1
     assert trial.costs.warm_s // 50 == checks
-    assert launcher._known_checks == slow, "nothing was checked again"
+    assert known_checks._known == slow, "nothing was checked again"
 
 
 def test_a_compiler_that_changes_the_answer_is_caught() -> None:

@@ -32,6 +32,7 @@ from torchwise._torch.cpu_isa_cache import TimedCheck
 from torchwise.records import Failure, FailureKind, WorkerStage, codec
 from torchwise.records.trial import WAITING
 from torchwise.trial import worker
+from torchwise.trial.known_checks import add_checks, known_checks
 from torchwise.trial.worker import Assignment, MessageKind, UserError
 
 PRELOAD = ["torchwise.trial.server"]
@@ -53,9 +54,6 @@ _INNERMOST = re.compile(
     r'^Current thread .*\n  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE
 )
 MAX_TRACEBACK = 8000
-
-_known_checks: dict[str, TimedCheck] = {}
-"""Checks of the CPU's instruction sets that workers of this process made. They hold for the machine."""
 
 OnStage = Callable[[str], None]
 
@@ -115,7 +113,7 @@ class ProcessLauncher:
         receiver, sender = self._context.Pipe()  # both ways, so that a worker notices when this process is gone
         with tempfile.TemporaryDirectory(prefix="torchwise-log-") as folder:
             log = Path(folder, "output")
-            process = self._context.Process(target=worker.main, args=(job, sender, str(log), dict(_known_checks)))
+            process = self._context.Process(target=worker.main, args=(job, sender, str(log), known_checks()))
             has_begun = _start(process, begun + limits.end_s)
             sender.close()
             if not has_begun:
@@ -223,7 +221,7 @@ class _Conversation:
             self._on_stage(self._stage)
             return None
         if kind is MessageKind.CHECKS:
-            _known_checks.update(codec.from_json(payload, dict[str, TimedCheck]))
+            add_checks(codec.from_json(payload, dict[str, TimedCheck]))
             return None
         if kind is MessageKind.SO_FAR:
             self._so_far = payload
