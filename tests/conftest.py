@@ -117,11 +117,12 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def brief_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have searches of effort "quick" verify and time briefly: for tests that ask what comes of them, not how fast."""
-    from brief import BRIEF
+    """Have searches verify and time briefly: for tests that ask what comes of them, not how fast."""
+    from brief import make_brief
     from torchwise.plan.effort import EFFORTS
 
-    monkeypatch.setitem(EFFORTS, "quick", BRIEF)
+    for name, profile in list(EFFORTS.items()):
+        monkeypatch.setitem(EFFORTS, name, make_brief(profile))
 
 
 class StandingClock:

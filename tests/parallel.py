@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import getpass
 import os
 import tempfile
 from pathlib import Path
@@ -48,6 +50,19 @@ def use_own_folder(worker: str) -> None:
     for each in (folder, folder.parent):
         each.chmod(0o711)  # tests of rights enter it as another user: an old folder or a umask may not let them
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    _share_headers(folder)
+
+
+def _share_headers(folder: Path) -> None:
+    """Have Inductor keep its precompiled headers, six seconds of CPU time each, once for all processes of tests.
+
+    It keeps them in the folder for temporary files, and takes a lock on each.
+    """
+    shared, own = folder.parent / "precompiled_headers", folder / f"torchinductor_{getpass.getuser()}"
+    shared.mkdir(exist_ok=True)
+    own.mkdir(exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (own / "precompiled_headers").symlink_to(shared)
 
 
 class GpuTogether(LoadFileScheduling):  # type: ignore[misc]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 import parallel
 import programs
@@ -207,6 +209,20 @@ def test_there_are_as_many_processes_as_cores_files_and_memory_for_them(
     config: Any = SimpleNamespace(args=arguments, getoption=found.__getitem__)
     assert parallel.workers(config, cores, memory) == expected
     assert os.environ == ({"OMP_NUM_THREADS": str(cores // expected)} if expected else {})
+
+
+def test_processes_of_tests_share_nothing_but_precompiled_headers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folders = []
+    for worker in ("gw0", "gw1", "gw0"):  # and a folder of an earlier run is taken as it is
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        parallel.use_own_folder(worker)
+        folders.append(Path(default_cache_dir()))
+    assert folders[0] == folders[2] != folders[1]
+    assert folders[0].is_relative_to(tmp_path)
+    assert len({(folder / "precompiled_headers").resolve() for folder in folders}) == 1
 
 
 def test_tests_on_the_gpu_stay_in_one_process() -> None:
