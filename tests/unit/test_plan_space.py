@@ -13,7 +13,7 @@ from torchwise.errors import InputError, PlanError
 from torchwise.plan import CHOICES, EAGER, Choice, Numerics, Plan, PlanSpace, Trait, register
 from torchwise.plan.choice import ANY, load_choices
 from torchwise.plan.rules import list_allowed
-from torchwise.plan.space import choices_of, compile_factor_of, complexity_of, numerics_of
+from torchwise.plan.space import _add_choice, choices_of, compile_factor_of, complexity_of, numerics_of
 
 ALL_TRAITS = frozenset(
     {
@@ -331,6 +331,20 @@ def test_a_value_may_take_anothers_place_and_an_option_is_set_once() -> None:
     assert precisions == set(list_allowed("precision")) - {"native", plan.precision}
     assert not [choice for _, choice in around if choice.field == "backend"]
     assert ("options", ("cpp_wrapper", True)) not in {choice.key for _, choice in around}
+
+
+def test_each_neighbour_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = list[tuple[object, ...]]()
+
+    def add_choice(plan: Plan, choice: Choice, along: tuple[tuple[str, object], ...]) -> Plan:
+        built.append((plan, choice.key, along))
+        return _add_choice(plan, choice, along)
+
+    monkeypatch.setattr("torchwise.plan.space._add_choice", add_choice)
+    for plan in (EAGER, INDUCTOR, Plan(backend="inductor", scope="rolled")):
+        built.clear()
+        assert list(a_space().neighbours(plan))
+        assert len(built) == len(set(built)) > 10
 
 
 def test_the_space_is_finite_and_not_huge() -> None:

@@ -76,12 +76,15 @@ class PlanSpace:
         choices = self.choices()
         open_here = {choice.key for choice in choices}
         found: set[Plan] = set()
-        whole = replace(plan, scope="whole") if plan.scope == "rolled" else plan
+        bases = (plan, replace(plan, scope="whole")) if plan.scope == "rolled" else (plan,)
         for choice in choices:
+            if _has(plan, choice):
+                continue
             brings = (*choice.implies, *(part for trait, part in choice.implies_for if trait in self.traits))
             brought = tuple(part for part in brings if part in open_here)
-            for along in (brought, tuple(part for part in brought if part in choice.requires)):
-                neighbour = None if _has(plan, choice) else _with(plan, choice, along) or _with(whole, choice, along)
+            needed = tuple(part for part in brought if part in choice.requires)
+            for along in dict.fromkeys((brought, needed)):  # which often are the same: then it is built once
+                neighbour = next(filter(None, (_with(base, choice, along) for base in bases)), None)
                 if neighbour is not None and neighbour not in found:
                     found.add(neighbour)
                     yield neighbour, choice
