@@ -23,6 +23,11 @@ def describe(choice: Choice) -> str:
     needs = ", ".join(trait.replace("_", " ") for trait in traits) or "–"
     where = PLACES[choice.devices] + modes
     earlier = (("quick", choice.quick_with), ("standard", choice.standard_with))
-    sooner = (f"{effort} with {' or '.join(traits).replace('_', ' ')}" for effort, traits in earlier if traits)
+    on = "" if set(choice.devices) <= set(choice.quick_on) else f" on a {' or '.join(choice.quick_on).upper()}"
+    sooner = (
+        f"{effort} with {' or '.join(traits).replace('_', ' ')}{on if effort == 'quick' else ''}"
+        for effort, traits in earlier
+        if traits
+    )
     effort = ", or ".join([choice.effort, *sooner])
     return f"| {named} | {choice.summary} | {where} | {choice.numerics} | {effort} | {needs} |"

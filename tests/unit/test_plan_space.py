@@ -89,6 +89,14 @@ def test_launch_parameters_are_tuned_sooner_for_matrices_that_meet_one_row_each(
     )
 
 
+@pytest.mark.parametrize("name", ["openvino", "onnxruntime"])
+def test_other_compilers_are_quick_on_a_cpu_for_models_with_matrix_products(name: str) -> None:
+    choice = CHOICES["backend", name]
+    assert choice.least_effort({Trait.GEMM}, "cpu") == "quick"
+    assert choice.least_effort({Trait.MODULE}, "cpu") == "standard"
+    assert "cuda" not in choice.devices or choice.least_effort({Trait.GEMM}, "cuda") == "standard"
+
+
 def test_volumes_have_a_memory_format_of_their_own() -> None:
     """Not among all traits, as each memory format more is a third more plans for the tests that look at every plan."""
     choice = CHOICES["memory_format", "channels_last_3d"]

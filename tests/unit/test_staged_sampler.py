@@ -891,6 +891,31 @@ def test_a_backend_that_trails_is_improved_too() -> None:
     assert Plan(backend="openvino", memory_format="channels_last") in worth
 
 
+def test_quick_compilers_come_first_at_effort_quick_and_take_no_plans_place() -> None:
+    others = [Plan(backend="openvino"), Plan(backend="onnxruntime")]
+    with installed("openvino", "onnxruntime"):
+        space = a_space("cpu", effort="quick")
+        asked, trials = list[Plan](), list[Trial]()
+        while True:
+            inspection = an_inspection(1e-3, traits=space.traits)
+            proposal = StagedSampler(space).ask(a_history(*trials, inspection=inspection, calls=MANY))
+            if proposal is None:
+                break
+            asked.append(proposal.plan)
+            trials.append(a_trial(proposal.plan, 1.02, cold_s=4.0, number=len(trials)))
+    bare = [plan for plan in asked if plan in others]
+    assert bare == sorted(others, key=lambda plan: plan.id)
+    assert asked.index(INDUCTOR) > asked.index(bare[-1])
+    assert len(asked) == EFFORTS["quick"].max_trials + len(bare)
+
+
+def test_the_compile_time_of_one_backend_tells_nothing_of_anothers() -> None:
+    openvino = Plan(backend="openvino")
+    history = a_history(a_trial(openvino, 1.5, cold_s=0.6), device="cpu")
+    assert history.predict_cold_s(replace(openvino, precision="bf16")) == pytest.approx(0.6)
+    assert history.predict_cold_s(INDUCTOR) == a_history(device="cpu").predict_cold_s(INDUCTOR)
+
+
 @pytest.mark.parametrize(("device", "effort"), [("cpu", "standard"), ("cuda", "standard"), ("cpu", "thorough")])
 def test_a_search_among_several_backends_ends_near_the_best_plan(device: str, effort: str) -> None:
     with installed("openvino", "onnxruntime", "torch_tensorrt"):

@@ -97,6 +97,7 @@ class Choice:
         implies_for: choices that it implies for workloads with a trait, as (trait, (field, value)).
         effort: the least effort at which it is tried by itself.
         quick_with: traits of a workload with any of which that is effort "quick".
+        quick_on: the devices on which that is so.
         standard_with: traits of a workload with any of which that is at most effort "standard".
         compile_factor: compile time as a multiple of a plain compile, or 0 if it compiles nothing.
         target_cost: the part of the time that it can improve.
@@ -134,6 +135,7 @@ class Choice:
     implies_for: tuple[tuple[Trait, tuple[str, Any]], ...] = ()
     effort: EffortName = "standard"
     quick_with: tuple[Trait, ...] = ()
+    quick_on: tuple[str, ...] = ("cpu", "cuda")
     standard_with: tuple[Trait, ...] = ()
     compile_factor: float = 1.0
     target_cost: TargetCost = "all"
@@ -160,9 +162,9 @@ class Choice:
         for field, value in found.items():
             object.__setattr__(self, field, value)
 
-    def least_effort(self, traits: Collection[Trait]) -> EffortName:
-        """Return the least effort at which it is tried by itself, for a workload with these traits."""
-        if any(trait in traits for trait in self.quick_with):
+    def least_effort(self, traits: Collection[Trait], device: str) -> EffortName:
+        """Return the least effort at which it is tried by itself, for a workload with these traits on a device."""
+        if device in self.quick_on and any(trait in traits for trait in self.quick_with):
             return "quick"
         is_common = any(trait in traits for trait in self.standard_with)
         return "standard" if is_common and self.effort == "thorough" else self.effort

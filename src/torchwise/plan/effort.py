@@ -19,8 +19,8 @@ class EffortProfile:
         search_s: seconds of search after which no further trial starts. It ends sooner when nothing more can pay.
         trial_s: seconds after which one candidate is ended. The longest compile among the reference workloads took
             238 s.
-        max_trials: trials after which a search ends. Those of another number of threads alone do not count: they
-            compile nothing, and must not take the place of a compiled plan.
+        max_trials: trials after which a search ends. Those of another number of threads alone, or of a compiler much
+            quicker than Inductor, do not count: they must not take the place of a plan that takes longer.
         half_width: relative half-width of the speed-up's interval at which measuring stops.
         measure_s: seconds of measuring after which it stops anyhow.
         extra_draws: inputs to verify on, beyond the examples.

@@ -58,7 +58,7 @@ class PlanSpace:
             return _explain_missing(missing[0])
         if barred := self.bars(choice):
             return barred
-        if not is_at_least(self.effort, least := choice.least_effort(self.traits)):
+        if not is_at_least(self.effort, least := choice.least_effort(self.traits, self.device)):
             return f"it is tried from effort {least} on"
         return None
 

@@ -38,6 +38,8 @@ ORDER = (Stage.FORM, Stage.MODEL, Stage.CALL, Stage.TRACE, Stage.GRAPH, Stage.PA
 """The stages of transforms in the order in which each is given the result of those before."""
 UNKNOWN = object()
 """Stands for the value of a field that plans have in another version, which shares the store."""
+QUICK = 0.5
+"""Compile time, as a multiple of a plain compile, up to which a compiler's trial takes no other plan's place."""
 WARM_SHARE = 0.3
 """Ratio of warm to cold compile time, assumed until seen."""
 
@@ -87,6 +89,15 @@ def _find_place(part: tuple[str, Any]) -> int | None:
 def sets_threads_alone(plan: Plan) -> bool:
     """Return whether a plan is eager on another number of threads."""
     return plan != EAGER and replace(plan, threads=None) == EAGER
+
+
+def takes_a_trial(plan: Plan) -> bool:
+    """Return whether a trial of the plan counts among those of an effort.
+
+    Another number of threads compiles nothing, and a compiler that is much quicker than Inductor hardly any longer.
+    Neither must take the place of a plan that is built with care.
+    """
+    return replace(plan, threads=None) != Plan(backend=plan.backend) or compile_factor_of(plan) > QUICK
 
 
 def judged_by_user(plan: Plan) -> frozenset[str]:
@@ -306,9 +317,9 @@ class History:
     def predict_cold_s(self, plan: Plan) -> float:
         """Predict the seconds of a plan's cold compile, from the compiles seen so far."""
         factor = compile_factor_of(plan)
-        seen = [
-            (t.costs.cold_s, compile_factor_of(t.plan)) for t in self.trials if t.costs and t.plan.backend != "eager"
-        ]
+        # Another compiler's time tells nothing of this one's.
+        alike = [t for t in self.trials if t.costs and t.plan.backend == plan.backend != "eager"]
+        seen = [(t.costs.cold_s, compile_factor_of(t.plan)) for t in alike if t.costs]
         return factor * min((cold / f for cold, f in seen if f > 0), default=self._plain_compile_s)
 
     @property

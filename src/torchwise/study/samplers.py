@@ -22,7 +22,7 @@ from torchwise.plan.rules import iter_changes
 from torchwise.plan.space import choices_of, complexity_of
 from torchwise.records import Failure, Trial
 from torchwise.records import format as show
-from torchwise.study.history import History, code_of, judged_by_user, lays_out_by_itself, sets_threads_alone
+from torchwise.study.history import History, code_of, judged_by_user, lays_out_by_itself, takes_a_trial
 
 MIN_GAIN = 0.02
 """A choice that could at best save less than this share of the leader's time is not tried: noise would decide."""
@@ -215,7 +215,7 @@ class StagedSampler:
         return self._count_left(history) == 0
 
     def _count_left(self, history: History) -> int:
-        counted = [trial for trial in history.trials if not sets_threads_alone(trial.plan)]
+        counted = [trial for trial in history.trials if takes_a_trial(trial.plan)]
         return max(EFFORTS[self._space.effort].max_trials - len(counted), 0)
 
     def _is_affordable(self, plan: Plan, history: History) -> bool:

@@ -19,6 +19,8 @@ register(
             (Trait.WRITES_INPUTS, "the model writes to its inputs, and ONNX Runtime only computes values"),
             (Trait.COMPLEX, "the model computes with complex numbers, which ONNX Runtime does not have"),
         ),
+        quick_with=(Trait.GEMM,),
+        quick_on=("cpu",),  # few installations have its CUDA provider
         # On two busy cores 3 s (OpenVINO) and 8 s (ONNX Runtime) where Inductor took 81 s: a network of 5 convolutions.
         compile_factor=0.3,
         realized_by="torchwise.compile.backends.onnx_runtime:compile",

@@ -20,6 +20,7 @@ register(
             (Trait.WRITES_INPUTS, "the model writes to its inputs, and OpenVINO only computes values"),
             (Trait.COMPLEX, "the model computes with complex numbers, which OpenVINO does not have"),
         ),
+        quick_with=(Trait.GEMM,),  # other models have gained nothing from it
         # On two busy cores 3 s (OpenVINO) and 8 s (ONNX Runtime) where Inductor took 81 s: a network of 5 convolutions.
         compile_factor=0.3,
         realized_by="torchwise.compile.backends.openvino:compile",
