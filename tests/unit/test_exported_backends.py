@@ -20,7 +20,7 @@ from torchwise import apply
 from torchwise.compile.backends import load_backend, onnx_runtime, openvino, tensorrt
 from torchwise.compile.backends.exported import compile_exported
 from torchwise.compile.backends.index_checks import find_checks
-from torchwise.compile.backends.whole_numbers import check_whole_numbers
+from torchwise.compile.backends.whole_numbers import WIDTHS, check_whole_numbers, find_range
 from torchwise.compile.compiled_plan import compile_plan
 from torchwise.errors import PlanError, UnsupportedError
 from torchwise.plan import CHOICES, Plan, PlanSpace, Trait
@@ -31,6 +31,7 @@ from torchwise.runtime.call_guard import may_need_gradients
 from torchwise.workload import Example, pytree
 
 OPENVINO = Plan(backend="openvino")
+WIDEST = range(-(2 ** WIDTHS[0]), 2 ** WIDTHS[0])
 NAMES = ("aot-inductor", "onnxruntime", "openvino", "torch-tensorrt")
 
 
@@ -361,6 +362,13 @@ def test_openvino_names_what_it_lacks(call: Callable[..., Any], reason: str) -> 
         compile_whole(lambda x: call(x), OPENVINO, x)(x)
 
 
+def test_what_openvino_cannot_convert_is_named_whatever_it_says_first() -> None:
+    told = "Check 'false' failed at unconverted_ops_report.cpp:151:\n\nConversion is failed for: aten._embedding_bag\n"
+    found = openvino._LACKS.search(told)
+    assert found is not None
+    assert found[1] == "aten._embedding_bag"
+
+
 def take_shifted(x: torch.Tensor) -> torch.Tensor:
     return (torch.cumsum(x.ne(1).int(), 1).type_as(x) * x.ne(1)).long() + 1
 
@@ -383,7 +391,7 @@ def take_shifted(x: torch.Tensor) -> torch.Tensor:
 )
 def test_whole_numbers_that_may_need_64_bits_are_refused(call: Callable[..., Any]) -> None:
     with pytest.raises(UnsupportedError, match="its whole numbers may need 64 bits"):
-        check_whole_numbers(export(call, torch.randint(0, 9, (2, 5))), openvino.WHOLE_NUMBERS)
+        check_whole_numbers(export(call, torch.randint(0, 9, (2, 5))), WIDEST)
 
 
 @pytest.mark.parametrize(
@@ -399,10 +407,34 @@ def test_whole_numbers_that_may_need_64_bits_are_refused(call: Callable[..., Any
         lambda x: x.float().topk(2).indices,
         lambda x: torch.where(x > 1, x, 0).view(-1)[1:],
         lambda x: (x.int() * 1000).float(),
+        lambda x: BAG(x) + 1,
+        lambda x: torch.nn.functional.max_pool1d(x.float(), 2, return_indices=True)[1] + 1,
+        lambda x: torch.nn.functional.adaptive_max_pool1d(x.float(), 2, return_indices=True)[1] + 1,
     ],
 )
 def test_small_whole_numbers_are_taken(call: Callable[..., Any]) -> None:
-    check_whole_numbers(export(call, torch.randint(0, 9, (2, 5))), openvino.WHOLE_NUMBERS)
+    check_whole_numbers(export(call, torch.randint(0, 9, (2, 5))), WIDEST)
+
+
+def test_inputs_may_hold_fewer_numbers_where_sums_of_them_need_more_bits() -> None:
+    mask = torch.ones(2, 5, dtype=torch.int64)
+    program = export(lambda mask: mask.cumsum(1) * mask - 1, mask)
+    assert find_range(program, [mask]) == range(-(2**8), 2**8)
+    assert find_range(export(lambda mask: mask.cumsum(1), mask), [mask]) == range(-(2**24), 2**24)
+    assert find_range(export(lambda mask: mask + 1, mask), [mask]) == WIDEST
+    with pytest.raises(UnsupportedError, match="its whole numbers may need 64 bits"):
+        find_range(program, [mask * 2**10])
+    with pytest.raises(UnsupportedError, match="its whole numbers may need 64 bits"):
+        find_range(export(lambda mask: mask**9, mask), [mask])
+
+
+def test_an_empty_cache_is_left_out_of_a_concatenation() -> None:
+    empty = torch.empty(0)
+    compiler = Interpreter()
+    compiled = compile_by(lambda x: torch.cat([empty, x * 2, x], dim=-2), compiler)
+    check_same(compiled, lambda x: torch.cat([empty, x * 2, x], dim=-2), torch.randn(2, 3, 4))
+    (node,) = compiler.programs[0].graph.find_nodes(op="call_function", target=torch.ops.aten.cat.default)
+    assert len(node.args[0]) == 2
 
 
 def test_openvinos_outputs_lie_on_the_cpu_whatever_the_default_device_is() -> None:

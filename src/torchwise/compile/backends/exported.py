@@ -20,6 +20,7 @@ from torchwise.compile.backends.freezing import Freezing
 from torchwise.compile.backends.graphs import NOTHING, Varying, compile_call
 from torchwise.compile.backends.index_checks import Check, find_checks
 from torchwise.compile.backends.pure_graph import PureGraph
+from torchwise.compile.backends.whole_numbers import find_range
 from torchwise.errors import UnsupportedError, first_line, format_error
 from torchwise.plan import Plan
 
@@ -41,7 +42,7 @@ def compile_exported(
     varying: Varying = NOTHING,
     *,
     checks_indices: bool = True,
-    whole_numbers: range | None = None,
+    is_of_32_bits: bool = False,
 ) -> Callable[..., Any]:
     """Return `call`, whose graphs a compiler of exported programs compiles on the first call for each signature.
 
@@ -52,7 +53,8 @@ def compile_exported(
         varying: as for `compile_call`.
         checks_indices: whether calls with inputs that are indices beyond a table are refused, so that your model raises
             its error. It costs a look at these inputs.
-        whole_numbers: those that inputs of 64 bits may hold, or None if any.
+        is_of_32_bits: whether the compiler computes all whole numbers in 32 bits. Then inputs of 64 bits may hold only
+            those for which that is enough.
 
     Raises:
         UnsupportedError: the plan has settings of another compiler. Calls raise it if the compiler takes no graph.
@@ -62,7 +64,8 @@ def compile_exported(
 
     def make_backend(_is_alone: bool) -> tuple[Any, list[Any]]:
         def compile_checked(program: torch.export.ExportedProgram, inputs: Any, outputs: Any) -> Run:
-            checks = find_checks(program, whole_numbers) if checks_indices else []
+            allowed = find_range(program, inputs) if is_of_32_bits else None
+            checks = find_checks(program, allowed) if checks_indices or allowed else []
             return _check_inputs(compile_program(program, inputs, outputs), checks, plan.backend)
 
         parts = Parts(plan.backend, compile_checked)

@@ -15,12 +15,10 @@ import torch
 from torchwise.compile.backends.exported import Run, compile_exported
 from torchwise.compile.backends.graphs import NOTHING, Varying
 from torchwise.compile.backends.pure_graph import find_shape
-from torchwise.compile.backends.whole_numbers import check_whole_numbers, list_dtypes
+from torchwise.compile.backends.whole_numbers import list_dtypes
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 
-WHOLE_NUMBERS = range(-(2**30), 2**30)
-"""Those that inputs may hold. OpenVINO's plugin for CPUs has 32 bits, so sums of two of them fit as well."""
 _TYPES = {
     torch.float32: "f32",
     torch.float16: "f16",
@@ -34,12 +32,12 @@ _TYPES = {
 }
 MAX_IDLE = 4
 """Requests that are kept for later calls. Each holds the tensors of its last call."""
-_LACKS = re.compile(r"No conversion rule found for operations?: (.+)")
+_LACKS = re.compile(r"(?:No conversion rule found for operations?|Conversion is failed for): (.+)")
 
 
 def compile(call: Callable[..., Any], plan: Plan, varying: Varying = NOTHING) -> Callable[..., Any]:
     """Return `call`, whose graphs OpenVINO compiles (see `compile_exported`)."""
-    return compile_exported(call, plan, _compile_program, varying, whole_numbers=WHOLE_NUMBERS)
+    return compile_exported(call, plan, _compile_program, varying, is_of_32_bits=True)
 
 
 def _compile_program(
@@ -53,7 +51,6 @@ def _compile_program(
     for dtype in list_dtypes(program):
         if dtype not in _TYPES:
             raise UnsupportedError(f"OpenVINO has no {dtype} on the CPU, where it computes in float32")
-    check_whole_numbers(program, WHOLE_NUMBERS)
     tensors = (*program.parameters(), *program.buffers(), *inputs)
     compiled = openvino.Core().compile_model(_convert(program), "CPU", _make_config(tensors))
     if len(compiled.inputs) != len(inputs):

@@ -22,6 +22,7 @@ from torchwise.errors import UnsupportedError
 Node = torch.fx.Node
 OFF = ("train", "training", "p", "dropout_p", "dropout")
 """Arguments with which an operator draws no random numbers, if one of them is false or 0."""
+CAT = torch.ops.aten.cat.default
 STATISTICS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
 """Operators that write to running statistics, and the argument with which they do."""
 
@@ -79,6 +80,7 @@ class PureGraph:
             program = torch.export.export(self._module, tuple(self.examples), dynamic_shapes=tuple(shapes))
         for problem in _find_problems(program):
             raise UnsupportedError(problem)
+        _drop_empty_parts(program)
         _check_no_views(self.outputs, self._graph)
         return program
 
@@ -236,6 +238,19 @@ def _find_problems(program: torch.export.ExportedProgram) -> Iterator[str]:
         turned_on = given.get(STATISTICS.get(str(node.target).split(".")[1], ""))
         if turned_on is True and given.get("running_mean") is not None:
             yield f"{node.target} writes to its running statistics: use eval()"
+
+
+def _drop_empty_parts(program: torch.export.ExportedProgram) -> None:
+    """Drop parts of concatenations that have the shape (0,), as an empty cache has.
+
+    PyTorch takes them beside tensors of any shape, and other compilers do not.
+    """
+    for node in program.graph.find_nodes(op="call_function", target=CAT):
+        parts = node.args[0]
+        kept = [one for one in parts if tuple(one.meta["val"].shape) != (0,)]
+        if kept and len(kept) < len(parts):
+            node.update_arg(0, kept)
+    program.graph_module.recompile()
 
 
 def list_arguments(node: Node) -> dict[str, Any]:

@@ -29,10 +29,42 @@ WITHIN = {
     *("max", "min"),
 }
 """Operators whose numbers are no larger than those of their operands."""
-PLACES = {"argmax", "argmin", "argsort", "sort", "topk", "max", "min", "nonzero", "one_hot"}
-"""Operators whose whole numbers are places in their input, or numbers of it."""
+PLACES = {
+    *("argmax", "argmin", "argsort", "sort", "topk", "max", "min", "nonzero", "one_hot", "embedding_bag"),
+    *(f"{kind}{dims}d{ending}" for dims in "123" for kind, ending in (("max_pool", "_with_indices"), ("adaptive_max_pool", ""))),
+}
+"""Operators whose whole numbers are places in their inputs, or numbers of them."""
 SHAPED_LIKE = {"zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
 """Operators that read no contents."""
+
+
+WIDTHS = (30, 24, 20, 16, 8)
+"""Bits of the whole numbers that inputs may hold, the most first. Each call is checked, so that fewer are safe."""
+
+
+def find_range(program: torch.export.ExportedProgram, inputs: Sequence[torch.Tensor]) -> range:
+    """Return the widest range of whole numbers in the inputs for which all others fit into 32 bits.
+
+    An attention mask is an example: the sum over it is a position, and fits if the mask holds no large numbers.
+
+    Raises:
+        UnsupportedError: they fit for none that holds the numbers of these inputs.
+    """
+    whole = [one for one in inputs if one.dtype is torch.int64 and one.numel()]
+    most = max((max(map(abs, map(int, torch.aminmax(one)))) for one in whole), default=0)
+    problem: UnsupportedError | None = None
+    for bits in WIDTHS:
+        allowed = range(-(2**bits), 2**bits)
+        if most not in allowed and problem is not None:
+            break
+        try:
+            check_whole_numbers(program, allowed)
+        except UnsupportedError as error:
+            problem = problem or error
+        else:
+            return allowed
+    assert problem is not None
+    raise problem
 
 
 def check_whole_numbers(program: torch.export.ExportedProgram, widest: range) -> None:
@@ -83,7 +115,8 @@ def _find_bound(node: Node, bounds: dict[Node, float], from_inputs: set[Node]) -
     if name in TAKES_PART:
         return most
     if name in PLACES and "other" not in list_arguments(node):
-        return max(most, min(_count(sources[0]), MOST // 2))
+        counts = [_count(one) for one in sources if _list_tensors(one.meta.get("val"))]
+        return max(most, min(max(counts), MOST // 2))
     if any(one in from_inputs and _is_float(one) for one in sources):
         return math.inf
     if name in WITHIN or name in KEEPS_ALL:
