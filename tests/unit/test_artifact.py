@@ -25,7 +25,8 @@ from torchwise.artifact import build, package
 from torchwise.artifact.build import Build, BuildResult
 from torchwise.artifact.package import SCHEMA, Manifest
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
-from torchwise.plan import EAGER, Plan
+from torchwise.cli.cache import _describe_artifact
+from torchwise.plan import CHOICES, EAGER, Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Decision, Failure, FailureKind, codec
 from torchwise.trial import Job, Limits
@@ -323,6 +324,34 @@ def test_a_plan_that_compiles_nothing_needs_neither_worker_nor_trust(tmp_path: P
     assert launcher.builds == []
     assert made.manifest.warm_s is None
     assert artifact.load(tmp_path / "eager.tw") == decision
+
+
+def save_without_code(tmp_path: Path) -> tuple[Path, Decision, Recorded]:
+    decision, launcher = make_decision(NET, Plan(backend="openvino"), X), Recorded()
+    artifact.save(tmp_path / "openvino.tw", NET, decision, X, launcher=launcher)
+    return tmp_path / "openvino.tw", decision, launcher
+
+
+def test_a_plan_that_compiles_in_each_process_is_stored_without_code(
+    tmp_path: Path, place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, decision, launcher = save_without_code(tmp_path)
+    assert [build.step for build in launcher.builds] == ["start"], "it must answer, and is compiled once"
+    assert artifact.info(file).manifest.members.keys() == {"decision.json"}
+    told = _describe_artifact(artifact.info(file))
+    assert told.endswith("no code: openvino compiles in each process, on its first calls, which took 1.00 s.")
+    with caplog.at_level("INFO", "torchwise"):
+        assert artifact.load(file) == decision, "without code there is nothing to trust"
+    assert "no code: openvino compiles on the first calls of each process, in some 1 s" in caplog.text
+
+
+def test_an_artifact_whose_compiler_is_not_here_says_who_answers(
+    tmp_path: Path, place: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, decision, _ = save_without_code(tmp_path)
+    monkeypatch.setitem(CHOICES, (key := ("backend", "openvino")), replace(CHOICES[key], packages=("not_there",)))
+    assert artifact.load(file) == decision
+    assert "your model itself answers here: backend is 'openvino', but it needs not_there" in caplog.text
 
 
 def test_it_is_compiled_once_and_started_once_more_from_what_that_left(tmp_path: Path, decision: Decision) -> None:

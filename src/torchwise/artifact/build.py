@@ -19,6 +19,7 @@ from torchwise.artifact.package import Info, Manifest
 from torchwise.artifact.remote_files import Folder, hide_password, is_folder, is_url
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
 from torchwise.keywords import checked_keywords
+from torchwise.plan.rules import keeps_code
 from torchwise.plan.workload_spec import check_form
 from torchwise.records import Decision, Failure
 from torchwise.trial import DerivedJob, Job, Launcher, Limits, ProcessLauncher, ask_worker, own_caches, send_model
@@ -46,6 +47,7 @@ def save(
 
     A worker compiles the plan as it will be used. Another worker then starts it once more from the first one's results,
     and the manifest holds the cost of that start. Nothing is compiled in this process, and the model is not changed.
+    For compilers that compile in each process, such as OpenVINO, the artifact has the decision alone.
 
     Args:
         path: the file, or the URL of a folder, such as s3://bucket/models, where each machine finds its own (`folder`).
@@ -115,7 +117,7 @@ def _make_artifact(
             warm.seconds if warm else None,
             warm.compiled if warm else 0,
         )
-        return package.pack(manifest, decision, collect(Path(folder)))
+        return package.pack(manifest, decision, collect(Path(folder)) if keeps_code(decision.plan) else {})
 
 
 def _workload(
@@ -143,9 +145,14 @@ def _check_holds(workload: Workload | str, decision: Decision) -> None:
 def _compile_and_restart(
     job: Job, decision: Decision, launcher: Launcher, limit_s: float
 ) -> tuple[BuildResult, BuildResult | None]:
-    """Compile, and start once more. A plan without a compiler needs neither."""
+    """Compile, and start once more.
+
+    A plan without a compiler needs neither. One whose code no later process finds only has to answer.
+    """
     if decision.plan.backend == "eager":
         return BuildResult(0.0, {}, 0), None
+    if not keeps_code(decision.plan):
+        return _run(Build("start", job, decision.to_json()), launcher, limit_s), None
     cold = _run(Build("compile", job, decision.to_json()), launcher, limit_s)
     return cold, _run(Build("start", job, decision.to_json(), cold.checks), launcher, limit_s)
 

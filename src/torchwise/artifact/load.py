@@ -20,6 +20,7 @@ from torchwise.artifact.package import Info, Package
 from torchwise.artifact.remote_files import Folder, RemoteFolder, hide_password, is_folder, is_url
 from torchwise.errors import InputError, StalePlanError, TorchwiseError
 from torchwise.keywords import checked_keywords
+from torchwise.plan.known_names import find_unusable_part
 from torchwise.records import Decision
 from torchwise.workload import Workload
 from torchwise.workload.identity import describe_example, structure
@@ -181,7 +182,8 @@ def _device(workload: Workload) -> str:
 def _install_code(path: str, found: Package, trust: bool) -> Decision:
     """Put the code of an artifact into PyTorch's cache folders. Raises as `load` does."""
     manifest = found.info.manifest
-    if not found.code:  # the plan compiles nothing
+    if not found.code:
+        _tell_what_is_missing(path, found.info)
         return found.info.decision
     if not trust:
         raise InputError(
@@ -196,6 +198,22 @@ def _install_code(path: str, found: Package, trust: bool) -> Decision:
     cpu_isa_cache.replay(manifest.checks)
     _set_up_compiler(found.info.decision.workload.device)
     return found.info.decision
+
+
+def _tell_what_is_missing(path: str, info: Info) -> None:
+    """Log that the first calls compile, or that the original answers, if the plan compiles and has no code here."""
+    plan = info.decision.plan
+    if plan.backend == "eager":
+        return
+    if lacking := find_unusable_part(plan):
+        logger.warning("torchwise: %s: your model itself answers here: %s", path, lacking)
+        return
+    logger.info(
+        "torchwise: %s has the decision, and no code: %s compiles on the first calls of each process, in some %.2g s",
+        path,
+        plan.backend,
+        info.manifest.cold_s,
+    )
 
 
 def place(code: Mapping[str, bytes]) -> int:

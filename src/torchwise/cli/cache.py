@@ -177,8 +177,13 @@ def _hide_password(place: str) -> str:
 def _describe_artifact(info: Info) -> str:
     manifest = info.manifest
     files, size = len(manifest.members) - 1, info.size / 2**20
-    if manifest.warm_s is None:
+    if manifest.warm_s is None and info.decision.plan.backend == "eager":
         return f"plan {info.decision.plan}, which compiles nothing."
+    if manifest.warm_s is None:
+        return (
+            f"plan {info.decision.plan}, and no code: {info.decision.plan.backend} compiles in each process, "
+            f"on its first calls, which took {manifest.cold_s:.2f} s."
+        )
     again = f" ({manifest.compiled_anew} graphs still compile)" if manifest.compiled_anew else ""
     return (
         f"plan {info.decision.plan}, {files} files of compiled code, {size:.1f} MiB. "

@@ -110,6 +110,7 @@ class Choice:
         not_ahead: the reason why no code with it can be compiled ahead of time, or "".
         ahead_instead: choices in its place in a plan that is compiled ahead, as (field, value), or None if nothing can
             take its place.
+        keeps_code: whether a later process finds the code in PyTorch's caches. If not, an artifact has no code of it.
         freezes_weights: whether the weights are constants of the code. When they change, the plan is stale.
         derives_weights: whether a rewrite makes others from the weights, which the code reads. The same holds then.
         dynamic_shapes: whether a backend can compile for all sizes at once.
@@ -146,6 +147,7 @@ class Choice:
     find_problems: Callable[[Plan], Iterator[str]] | None = None
     not_ahead: str = ""
     ahead_instead: tuple[tuple[str, Any], ...] | None = None
+    keeps_code: bool = True
     freezes_weights: bool = False
     derives_weights: bool = False
     dynamic_shapes: bool = False

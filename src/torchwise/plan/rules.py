@@ -134,6 +134,11 @@ def freezes_weights(plan: Plan) -> bool:
     return any(choice.freezes_weights for choice in find_choices(plan))
 
 
+def keeps_code(plan: Plan) -> bool:
+    """Return whether a later process finds the plan's code in PyTorch's caches."""
+    return all(choice.keeps_code for choice in find_choices(plan))
+
+
 def has_fixed_weights(plan: Plan) -> bool:
     """Return whether a plan holds for the present values of the weights alone, so that it is stale when they change."""
     return any(choice.freezes_weights or choice.derives_weights for choice in find_choices(plan))

@@ -25,5 +25,6 @@ register(
         find_problems=find_export_problems,
         not_ahead="AOTInductor compiles again in each process",
         ahead_instead=(("backend", "inductor"),),
+        keeps_code=False,
     ),
 )

@@ -28,6 +28,7 @@ register(
         find_problems=find_export_problems,
         not_ahead="OpenVINO compiles again in each process",
         ahead_instead=(("backend", "inductor"),),
+        keeps_code=False,
         freezes_weights=True,
         packages=("openvino",),
     ),

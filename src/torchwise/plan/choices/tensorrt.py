@@ -25,6 +25,7 @@ register(
         find_problems=find_export_problems,
         not_ahead="TensorRT compiles again in each process",
         ahead_instead=(("backend", "inductor"),),
+        keeps_code=False,
         freezes_weights=True,
         packages=("torch_tensorrt",),
     ),
