@@ -50,10 +50,10 @@ def log(trial: Trial, width: int = 80) -> list[str]:
 def test_a_log_has_one_plain_line_for_each_event() -> None:
     assert log(a_trial(3, measurement=None, verdict=None)) == [
         "[   0:00] profiling the model",
-        "[   0:05] eager: ResNet, 25.6 M parameters, float32, 12.4 ms per call",
+        "[   0:05] eager: ResNet, 25.6 M parameters, float32, 12.4 ms per call (run eager 5 s)",
         "[   0:05] note: the model is in training mode: batch norm uses the statistics of the batch",
         "[   0:05] trial 3: inductor (cheap to try)",
-        "[   1:05] trial 3: inductor: not verified, so it cannot be chosen",
+        "[   1:05] trial 3: inductor: not verified, so it cannot be chosen (compile 1 min)",
         "[   1:05] inductor leads at 1.52× [1.49, 1.56]",
         "[   1:05] note: another process helps",
     ]

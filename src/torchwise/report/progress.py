@@ -30,6 +30,8 @@ from torchwise.report.bisection import describe_symptom
 from torchwise.report.facts import describe_loss, throughput
 
 REFRESHES_PER_SECOND = 8
+MIN_STAGE_S = 0.05
+"""Duration of a stage from which a log names it."""
 LONG_WAIT_S = 10.0
 """Duration of a wait from which a message explains the delay."""
 NO_FAULT = "no fault found yet"
@@ -50,6 +52,7 @@ class Progress(Listener):
         self._spinner = Spinner("dots")
         self._start = self._task_start = self._stage_start = clock()
         self._task, self._stage, self._leader = "", "", "eager leads"
+        self._stages: dict[str, float] = {}
         self._work: StepWork | None = None
         self._trials_begun, self._ahead, self._end = 0, "", math.inf
         self._eager_s = 0.0
@@ -90,6 +93,7 @@ class Progress(Listener):
 
     def finish_inspection(self, inspection: Inspection) -> None:
         """Finish profiling the original model."""
+        self.stage("")
         measurement = inspection.measurement
         each = ""
         if measurement.baseline_s:
@@ -97,7 +101,7 @@ class Progress(Listener):
             work = f", {throughput(inspection.work, seconds)}" if inspection.work else ""
             each = f", {show.seconds(seconds)} per call{work}"
         self._work = inspection.work
-        self._say(f"eager: {show.one_line(inspection.description)}{each}")
+        self._say(f"eager: {show.one_line(inspection.description)}{each}{self._describe_stages()}")
         for text in (*inspection.notes, *measurement.caveats[:1]):
             self.note(text)
 
@@ -111,6 +115,7 @@ class Progress(Listener):
         if name == self._stage == WAITING:
             return
         now = self._clock()
+        self._stages[self._stage] = self._stages.get(self._stage, 0.0) + now - self._stage_start
         waited_s = now - self._stage_start if self._stage == WAITING else 0.0
         self._stage, self._stage_start = show.one_line(name), now
         if waited_s >= LONG_WAIT_S:
@@ -120,7 +125,7 @@ class Progress(Listener):
         """Finish a trial."""
         self.stage("")
         throughput_text = self._describe_throughput(trial)
-        self._say(f"trial {trial.number}: {show.one_line(str(trial.plan))}: {outcome(trial)}{throughput_text}")
+        self._say(f"trial {trial.number}: {show.one_line(str(trial.plan))}: {outcome(trial)}{throughput_text}{self._describe_stages()}")
         self._task = ""
 
     def change_leader(self, plan: Plan, speedup: Interval | None) -> None:
@@ -163,8 +168,16 @@ class Progress(Listener):
     def _begin(self, task: str, because: str = "") -> None:
         self.stage("")
         self._task, self._task_start = task, self._clock()
+        self._stages.clear()
         if not self._live:
             self._say(f"{task}{because}")
+
+    def _describe_stages(self) -> str:
+        """Return the seconds of each stage of the task, for a log. On a terminal they were seen to pass."""
+        long = {name: s for name, s in self._stages.items() if name and s >= MIN_STAGE_S}
+        if self._is_live or not long:
+            return ""
+        return f" ({', '.join(f'{name} {show.tick(round(s, 1))}' for name, s in long.items())})"
 
     def _say(self, line: str) -> None:
         elapsed = f"[{show.clock(self._clock() - self._start):>7}] "
