@@ -59,6 +59,14 @@ def run(
         bool, typer.Option("--tune", help="Afterwards, tune the modules that took most of the time.")
     ] = False,
     apply: Annotated[bool, typer.Option("--apply", help="Run the program by the plans of an earlier --tune.")] = False,
+    keep_memory: Annotated[
+        bool,
+        typer.Option(
+            "--keep-memory",
+            help="Keep memory that the program frees, instead of returning it to the kernel (glibc on Linux). Calls "
+            "that make large tensors need not fetch it again, and the process stays as large as it once was.",
+        ),
+    ] = False,
     budget: Annotated[
         float | None,
         typer.Option(help="Time budget in seconds of the search for all modules.", show_default="by effort, for each"),
@@ -105,12 +113,17 @@ def run(
     from torchwise.runtime.program.script import Script
 
     script = _find_script(Script, program or [], module)
+    if keep_memory:
+        from torchwise.cli.kept_memory import keep_freed_memory
+
+        keep_freed_memory()
     report = Report(sys.stderr, *(file and file.absolute() for file in (json, html)))
     words = ["--store", store] if store else []
     store = os.path.abspath(store) if store and "://" not in store else store  # the program may change folders
     if apply:
         raise SystemExit(_apply(script, store, report))
     options["store"] = store
+    words += ["--keep-memory"] if keep_memory else []
     raise SystemExit(_record(script, options if tune else None, words, report))
 
 
