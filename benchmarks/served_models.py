@@ -13,7 +13,7 @@ run the summary is printed, and written beside the results: how much faster Torc
 it is over 2 % behind the best other way.
 
 Run it: python benchmarks/served_models.py --label xeon-2cpu --budget 60
-It takes some minutes a model and level on two cores. --models and --seconds run a part of it.
+It takes some minutes a model and level on two cores, and prints them. --models and --seconds run a part of it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--levels", default="fp32", help="comma-separated: fp32, bf16, int8")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of each search of Torchwise")
     parser.add_argument("--seconds", type=float, default=2000.0, help="seconds after which no further row starts")
-    parser.add_argument("--effort", default="standard", help="of each search; quick tries no other backends")
+    parser.add_argument("--effort", default="standard", help="of each search")
     parser.add_argument("--tolerance", type=float, default=0.05, help="relative error that level int8 may have")
     parser.add_argument("--label", required=True, help="hardware, for the names of the files, such as xeon-2cpu")
     parser.add_argument("--date", default=str(datetime.date.today()), help="day in the names of the files")
@@ -124,7 +124,9 @@ def run(name: str, file: Path, options: argparse.Namespace, end: float) -> list[
         if name == "int8":
             command += ["--tolerance", str(options.tolerance)]
         environment = {**os.environ, "COLUMNS": "160"}
+        begun = time.monotonic()
         codes.append(subprocess.run(command, check=False, cwd=Path(__file__).parents[1], env=environment).returncode)
+        print(f"{name}, {model}: {time.monotonic() - begun:.0f} s", flush=True)
     return codes
 
 

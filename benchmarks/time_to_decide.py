@@ -69,9 +69,9 @@ def main() -> None:
     parser.add_argument("--finals", action="store_true", help=argparse.SUPPRESS)  # the process for plans near the best
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    name = re.sub("[:@,/]", "-", options.target)
-    name += "" if options.effort == "standard" else f"-{options.effort}"
-    options.stem = options.out / f"{options.date}-{options.label or options.device}-time-to-decide-{name}"
+    options.stem = options.out / name_stem(
+        options.target, options.effort, options.date, options.label or options.device
+    )
     if options.try_all:
         search = load_study(options, "search")
         tune(options, "all", plans=limit_choices(space_of(search), search, options.choices))
@@ -92,6 +92,12 @@ def main() -> None:
     if not run_again("--finals", options.date, lanes[:1]):
         raise SystemExit("the plans near the best could not be timed in one process")
     print(report(options))
+
+
+def name_stem(target: str, effort: str, date: str, label: str) -> str:
+    """Return the name of a program's files, without their endings."""
+    name = re.sub("[:@,/=]", "-", target) + ("" if effort == "standard" else f"-{effort}")
+    return f"{date}-{label}-time-to-decide-{name}"
 
 
 def tune(options: argparse.Namespace, store: str, plans: list[Plan] | None = None) -> None:

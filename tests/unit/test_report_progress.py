@@ -30,6 +30,7 @@ def a_run(progress: Progress, clock: Clock, trial: Trial) -> None:
     """Let a study of one trial go by."""
     with progress:
         progress.start_inspection()
+        clock.now += 2
         progress.stage("run eager")
         clock.now += 5
         progress.finish_inspection(an_inspection())
@@ -50,12 +51,12 @@ def log(trial: Trial, width: int = 80) -> list[str]:
 def test_a_log_has_one_plain_line_for_each_event() -> None:
     assert log(a_trial(3, measurement=None, verdict=None)) == [
         "[   0:00] profiling the model",
-        "[   0:05] eager: ResNet, 25.6 M parameters, float32, 12.4 ms per call (run eager 5 s)",
-        "[   0:05] note: the model is in training mode: batch norm uses the statistics of the batch",
-        "[   0:05] trial 3: inductor (cheap to try)",
-        "[   1:05] trial 3: inductor: not verified, so it cannot be chosen (compile 1 min)",
-        "[   1:05] inductor leads at 1.52× [1.49, 1.56]",
-        "[   1:05] note: another process helps",
+        "[   0:07] eager: ResNet, 25.6 M parameters, float32, 12.4 ms per call (load 2 s, run eager 5 s)",
+        "[   0:07] note: the model is in training mode: batch norm uses the statistics of the batch",
+        "[   0:07] trial 3: inductor (cheap to try)",
+        "[   1:07] trial 3: inductor: not verified, so it cannot be chosen (compile 1 min)",
+        "[   1:07] inductor leads at 1.52× [1.49, 1.56]",
+        "[   1:07] note: another process helps",
     ]
 
 

@@ -13,7 +13,8 @@ import pytest
 from sketches import a_trial, an_inspection
 
 from torchwise.plan import EAGER, Plan
-from torchwise.plan.workload_spec import WorkloadSpec
+from torchwise.plan.workload_spec import WorkloadSpec, check_form
+from torchwise.workload.target import find_factory
 
 ONE, TWO, SLOW = Plan(threads=1), Plan(threads=2), Plan(threads=3)
 STEP = """
@@ -73,3 +74,52 @@ def test_a_process_that_fails_is_told(program: ModuleType, monkeypatch: pytest.M
     )
     assert program.run_again("--try-all", "2026-11-23", [lane])
     assert not program.run_again("--finals", "2026-11-23", [lane])
+
+
+# ---- twelve programs
+
+
+@pytest.fixture
+def programs(program: ModuleType) -> ModuleType:
+    assert program
+    return importlib.import_module("decide_programs")
+
+
+def write_curves(programs: ModuleType, options: Namespace, target: str, reached: float, decided: float) -> None:
+    curves = {"search": [[0, 1.0], [5, 1.2], [reached, decided], [20, decided]], "everything": [[0, 1.0], [200, 2.0]]}
+    programs.name_file(target, options).write_text(json.dumps({"best": 2.0, "decided": decided, "curves": curves}))
+
+
+def test_programs_that_are_done_are_not_measured_again_and_medians_are_told(
+    programs: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = Namespace(effort="quick", date="2026-11-28", label="x", out=tmp_path)
+    write_curves(programs, options, "zoo:a", 10, 2.0)
+    write_curves(programs, options, "file.py:b@n=1", 16, 1.98)
+    measured = list[list[str]]()
+
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        measured.append(command)
+        write_curves(programs, options, "zoo:c", 12, 1.5)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr("subprocess.run", run)
+    words = ["--label", "x", "--date", "2026-11-28", "--out", str(tmp_path), "--programs"]
+    monkeypatch.setattr("sys.argv", ["decide_programs.py", *words, "zoo:a", "file.py:b@n=1", "zoo:c"])
+    programs.main()
+    assert [command[2] for command in measured] == ["zoo:c"]
+    text = capsys.readouterr().out
+    assert "| zoo:a | 20 s | 200 s | 5 s | 10 s | 5% | 100.0% |" in text
+    assert "| zoo:c | 20 s | 200 s | 5 s | never | – | 75.0% |" in text
+    assert "Medians of 3 programs: 20 s of trials, and near the best after 8% of the time of all plans." in text
+    assert (tmp_path / "2026-11-28-x-decide-programs-quick.md").read_text() in text
+
+
+def test_there_are_twelve_programs_and_all_of_them_exist(
+    programs: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    assert len(set(programs.PROGRAMS)) == 12
+    for target in programs.PROGRAMS:
+        check_form(target)
+        assert target.startswith("hf:") or callable(find_factory(target))

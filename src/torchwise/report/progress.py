@@ -32,6 +32,8 @@ from torchwise.report.facts import describe_loss, throughput
 REFRESHES_PER_SECOND = 8
 MIN_STAGE_S = 0.05
 """Duration of a stage from which a log names it."""
+LOADING = "load"
+"""Name of the time before the first stage, in which a process starts and loads the model."""
 LONG_WAIT_S = 10.0
 """Duration of a wait from which a message explains the delay."""
 NO_FAULT = "no fault found yet"
@@ -174,7 +176,7 @@ class Progress(Listener):
 
     def _describe_stages(self) -> str:
         """Return the seconds of each stage of the task, for a log. On a terminal they were seen to pass."""
-        long = {name: s for name, s in self._stages.items() if name and s >= MIN_STAGE_S}
+        long = {name or LOADING: s for name, s in self._stages.items() if s >= MIN_STAGE_S}
         if self._is_live or not long:
             return ""
         return f" ({', '.join(f'{name} {show.tick(round(s, 1))}' for name, s in long.items())})"

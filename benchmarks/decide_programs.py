@@ -1,0 +1,139 @@
+"""How soon searches decide on twelve programs on a CPU: curves of each, and their medians.
+
+Each program is measured by `time_to_decide.py`: a search, then every plan of its space with at most --choices choices,
+then the plans near the best once more in one process. The summary has the medians that matter: the share of the time to
+try everything after which the search is within 2 % of the best, and the seconds of the whole search.
+
+A run that is cut off continues with the same command and --date: programs that are done are not measured again, and
+finished trials of others are kept. After --seconds no further program starts.
+
+Run it: python benchmarks/decide_programs.py --label xeon-2cpu --seconds 7200
+Effort quick takes some 5 minutes a program on two cores. --programs runs some of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SERVED = "benchmarks/served_targets.py"
+PROGRAMS = (
+    *(f"{SERVED}:{name}" for name in ("convnet", "mlp", "lstm", "recommender", "mobilenet_v2", "sentence_encoder")),
+    *("zoo:tutorial.fusion_demo", "zoo:tutorial.many_small_ops", "zoo:ivhl.field_superposition@small"),
+    *("zoo:spinlock.operator@small", "zoo:energy_flow.neuron@small", "hf:distilbert-base-uncased@length=128"),
+)
+NEAR = 0.98
+"""Share of the best speed from which on a search has found it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of one program.
+
+    Attributes:
+        search_s: seconds of the search's trials.
+        whole_s: seconds of the trials of all plans.
+        reached_s: seconds after which the search was near the best, or None if it never was.
+        first_s: seconds after which it had a plan faster than eager, or None.
+        decided: speed of its decision as a share of the best.
+    """
+
+    search_s: float
+    whole_s: float
+    reached_s: float | None
+    first_s: float | None
+    decided: float
+
+    @classmethod
+    def from_curves(cls, found: dict[str, Any]) -> Result:
+        """Read the file of `time_to_decide.py`."""
+        search, whole = found["curves"]["search"], found["curves"]["everything"]
+        reached = (seconds for seconds, speed in search if speed >= NEAR * found["best"])
+        first = (seconds for seconds, speed in search if speed > 1)
+        return cls(search[-1][0], whole[-1][0], next(reached, None), next(first, None), found["decided"] / found["best"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--programs", nargs="+", default=PROGRAMS, metavar="TARGET")
+    parser.add_argument("--effort", default="quick", help="of the search, and of the space that is tried whole")
+    parser.add_argument("--choices", type=int, default=2, help="leave out plans of more choices than this")
+    parser.add_argument("--budget", type=float, default=900.0, help="seconds of one program")
+    parser.add_argument("--seconds", type=float, default=7200.0, help="seconds after which no further program starts")
+    parser.add_argument("--label", required=True, help="hardware, for the names of the files, such as xeon-2cpu")
+    parser.add_argument("--date", default=str(datetime.date.today()), help="day in the names of the files")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
+    options = parser.parse_args()
+    end, results, failed = time.monotonic() + options.seconds, dict[str, Result](), list[str]()
+    for program in options.programs:
+        file = name_file(program, options)
+        if not file.exists() and time.monotonic() < end and measure(program, options):
+            failed.append(program)
+        if file.exists():
+            results[program] = Result.from_curves(json.loads(file.read_bytes()))
+    lines = summarize(results, options.effort)
+    if results:
+        name = f"{options.date}-{options.label}-decide-programs-{options.effort}.md"
+        options.out.joinpath(name).write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+    if failed:
+        parser.exit(1, f"not measured: {', '.join(failed)}\n")
+
+
+def measure(program: str, options: argparse.Namespace) -> int:
+    """Measure one program, or go on with it, and return the exit code."""
+    command = [sys.executable, str(Path(__file__).with_name("time_to_decide.py")), program]
+    command += ["--effort", options.effort, "--choices", str(options.choices), "--budget", str(options.budget)]
+    command += ["--label", options.label, "--date", options.date, "--out", str(options.out.resolve())]
+    begun = time.monotonic()
+    code = subprocess.run(command, check=False, cwd=Path(__file__).parents[1]).returncode
+    print(f"{program}: {time.monotonic() - begun:.0f} s", flush=True)
+    return code
+
+
+def name_file(program: str, options: argparse.Namespace) -> Path:
+    """Return the file of a program's curves."""
+    from time_to_decide import name_stem
+
+    return Path(f"{options.out / name_stem(program, options.effort, options.date, options.label)}.json")
+
+
+def summarize(results: dict[str, Result], effort: str) -> list[str]:
+    """Return the table of the programs, and the medians."""
+    lines = [
+        f"# Time to decide, effort {effort}",
+        "",
+        "| program | search | all plans | faster than eager after | near the best after | share | decision |",
+        f"|{'---|' * 7}",
+    ]
+    for program, one in results.items():
+        cells = [f"{one.search_s:.0f} s", f"{one.whole_s:.0f} s", describe(one.first_s), describe(one.reached_s)]
+        share = "–" if one.reached_s is None else f"{one.reached_s / max(one.whole_s, 1e-9):.0%}"
+        lines.append(f"| {' | '.join([program, *cells, share, f'{one.decided:.1%}'])} |")
+    if not results:
+        return [*lines, "", "No program is measured yet."]
+    shares = [float("inf") if one.reached_s is None else one.reached_s / max(one.whole_s, 1e-9) for one in results.values()]
+    median_s = statistics.median(one.search_s for one in results.values())
+    return [
+        *lines,
+        "",
+        f"Medians of {len(results)} programs: {median_s:.0f} s of trials, and near the best after "
+        f"{statistics.median(shares):.0%} of the time of all plans.",
+    ]
+
+
+def describe(seconds: float | None) -> str:
+    """Return seconds in words, or "never"."""
+    return "never" if seconds is None else f"{seconds:.0f} s"
+
+
+if __name__ == "__main__":
+    main()
