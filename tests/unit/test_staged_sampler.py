@@ -17,6 +17,7 @@ from torchwise.plan.choice import Stage, load_choices
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.rules import iter_changes
 from torchwise.plan.space import compile_factor_of, numerics_of
+from torchwise.plan.workload_spec import DEFAULT_CALLS
 from torchwise.records import Check, Failure, FailureKind, Outcome, Trial, TrialState, Verdict
 from torchwise.study.decision import decide
 from torchwise.study.history import BESIDE_S, ORDER, PER_OPERATOR_S, PLAIN_COMPILE_S, History
@@ -65,7 +66,7 @@ def test_what_compiles_nothing_comes_first() -> None:
     tried: list[float] = []
     search.run(each=lambda history, plan: tried.append(compile_factor_of(plan)))
     compiled = next(index for index, factor in enumerate(tried) if factor > 0)
-    assert compiled >= 4
+    assert compiled >= 3
     assert tried[compiled] == 1.0
     assert tried.index(max(tried)) > compiled
 
@@ -448,6 +449,29 @@ def test_a_value_that_leads_may_be_exchanged_for_another() -> None:
     others = [a_trial(Plan(precision="tf32"), 1.5, cold_s=0.0), a_trial(Plan(precision="bf16"), 1.6, cold_s=0.0)]
     history = make_history(leader, a_trial(CAPTURE, 2.0, cold_s=0.0), *others, shares={"gemm": 0.5, "launch": 0.5})
     assert Plan(precision="bf16", capture="call") in ever_asked(history, allow="lower-precision")
+
+
+def test_what_a_leader_lacks_comes_before_another_value_of_what_it_has() -> None:
+    shares = {"gemm": 0.9, "conv": 0.9, "launch": 0.9}
+    leader = Plan(precision="bf16", memory_format="channels_last", capture="call")
+    history = make_history(a_trial(leader, 2.0, cold_s=0.0), shares=shares)
+    asked = [plan for plan in ever_asked(history, allow="lower-precision") if plan.capture == "call"]
+    compiled = next(plan for plan in asked if plan.backend == "inductor")
+    others = [plan for plan in asked if plan.backend == "eager" and plan.precision not in ("bf16", "native")]
+    assert others
+    assert all(asked.index(compiled) < asked.index(plan) for plan in others)
+
+
+def test_a_plan_pays_for_its_own_trial_only_if_the_calls_are_stated() -> None:
+    leader = a_trial(INDUCTOR, 2.0, cold_s=5.0, seconds=8.0)
+    reasons = {
+        calls: exclusion_reasons(make_history(leader, calls=calls, shares={"gemm": 1.0})).get(str(AUTOTUNED))
+        for calls in (DEFAULT_CALLS, DEFAULT_CALLS + 1)
+    }
+    assert reasons[DEFAULT_CALLS] is not None
+    assert reasons[DEFAULT_CALLS].endswith(" of extra compile time")
+    assert reasons[DEFAULT_CALLS + 1] is not None
+    assert reasons[DEFAULT_CALLS + 1].endswith(" for the trial")
 
 
 # ---- knowledge that carries over

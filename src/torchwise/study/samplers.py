@@ -3,8 +3,9 @@
 `StagedSampler` tries cheap candidates first, and an expensive one only when its best possible gain can pay for it. Its
 search is a descent from the leading plan, and from the quickest compiled one, whose launch gaps may still be removed.
 Every plan one choice away has a bound: the largest possible gain of that choice, given the profile of the time. A plan
-is excluded, with the figures, if it cannot pay for its compilation and its own trial over the remaining calls. Among
-the rest the plan with the quickest compile is tried next, and every result moves the leader and the bounds.
+is excluded, with the figures, if it cannot pay for its compilation over the remaining calls. If the user stated these
+calls, it must pay for its own trial as well. Among the rest the plan with the quickest compile is tried next, and every
+result moves the leader and the bounds.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torchwise.plan.choice import ANY, load_choices
 from torchwise.plan.effort import EFFORTS, MOST
 from torchwise.plan.rules import iter_changes
 from torchwise.plan.space import choices_of, complexity_of
+from torchwise.plan.workload_spec import DEFAULT_CALLS
 from torchwise.records import Failure, Trial
 from torchwise.records import format as show
 from torchwise.study.history import History, code_of, judged_by_user, lays_out_by_itself, takes_a_trial
@@ -118,6 +120,12 @@ class _Option:
     overhead_s: float  # of compiling, over all restarts
     trial_s: float  # of trying it
 
+    @property
+    def is_replacement(self) -> bool:
+        """Whether it takes the place of another value that the base has."""
+        field = self.choice.field
+        return field not in ("transforms", "options") and getattr(self.base, field) != getattr(EAGER, field)
+
     def problem(self, history: History) -> str | None:
         """Return why it is not worth trying, or None if its possible saving pays for compiling and for the trial."""
         leader = history.incumbent()
@@ -145,11 +153,13 @@ class _Option:
         hope = 1.0 if closes else HOPE
         saved = hope * self.gain_s * history.workload.calls
         extra_s = self.overhead_s - history.overhead_of(leader)  # the leader need not be compiled then
-        if saved < extra_s + self.trial_s:
+        # The search has a budget of its own. Calls that nobody stated are no reason to end it before.
+        trial_s = self.trial_s if history.workload.calls != DEFAULT_CALLS else 0.0
+        if saved < extra_s + trial_s:
+            trial = f" plus {_format_estimate(trial_s)} for the trial" if trial_s else ""
             return (
                 f"it would save about {_format_estimate(saved)} over {history.workload.calls:,} calls, "
-                "which is less than "
-                f"{_format_estimate(extra_s)} of extra compile time plus {_format_estimate(self.trial_s)} for the trial"
+                f"which is less than {_format_estimate(extra_s)} of extra compile time{trial}"
             )
         return None
 
@@ -183,8 +193,8 @@ class StagedSampler:
         if not worth:
             return None
         # Plans that can end in time come first, and then plans that build on the leader: variants of plans that trail
-        # would use up the trials. While eager leads, the quickest compiled plan counts as a leader, too: quick compiles
-        # are tried before long ones.
+        # would use up the trials. While eager leads, the quickest compiled plan counts as a leader, too. What such a
+        # plan lacks adds to its gains, and so comes before another value of what it has. Quick compiles come first.
         leader, foundation = history.incumbent(), history.foundation()
         waits = Trait.CONTENDED_CORES in history.traits
         first = (leader, foundation, history.fastest_compiled()) if leader == EAGER else (leader,)
@@ -194,6 +204,7 @@ class StagedSampler:
                 o.trial_s > history.left_s,
                 o.base not in first,
                 waits and o.overhead_s > 0 and o.plan.threads != foundation.threads,
+                o.is_replacement,
                 o.overhead_s,
                 -o.gain_s,
                 complexity_of(o.plan),
