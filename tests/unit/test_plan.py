@@ -315,7 +315,7 @@ INDUCTOR = {"backend": "inductor"}
         ),
         (
             {"capture": "step", "shapes": "dynamic"} | INDUCTOR,
-            "capture is 'step', but a CUDA graph holds for one shape: shapes must be static",
+            "capture is 'step', which records graphs of one shape: shapes must be static",
         ),
         (
             {"capture": "step", "threads": 2},
@@ -366,8 +366,8 @@ INDUCTOR = {"backend": "inductor"}
             "capture is 'call', but mode 'max-autotune' captures CUDA graphs by itself: choose one",
         ),
         (
-            {"capture": "call", "shapes": "dynamic"} | INDUCTOR,
-            "capture is 'call', but a CUDA graph holds for one shape: shapes must be static",
+            {"capture": "branches", "shapes": "dynamic"} | INDUCTOR,
+            "capture is 'branches', which records graphs of one shape: shapes must be static",
         ),
         (
             {"scope": "rolled", "transforms": ("eager_strides",)} | INDUCTOR,

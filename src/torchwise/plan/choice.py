@@ -113,7 +113,7 @@ class Choice:
         keeps_code: whether a later process finds the code in PyTorch's caches. If not, an artifact has no code of it.
         freezes_weights: whether the weights are constants of the code. When they change, the plan is stale.
         derives_weights: whether a rewrite makes others from the weights, which the code reads. The same holds then.
-        dynamic_shapes: whether a backend can compile for all sizes at once.
+        dynamic_shapes: whether a backend can compile for all sizes at once, or a capture can record each size.
         packages: the packages that it needs beside PyTorch, by the names that are imported.
         detectors: functions that find in a model the traits that only this choice needs, as (trait, function). A
             function takes the model, and returns whether it has the trait. For a rewrite at stage "trace" it takes

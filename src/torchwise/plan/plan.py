@@ -41,7 +41,7 @@ class Plan:
             all repetitions in its graph, and "loss" the model of a training step and its loss as one.
         capture: "none", or the part that becomes one CUDA graph: a "call", the parts between the "branches" that it
             takes by the GPU's answers, or the "step" of a training.
-        shapes: "static" compiles for each shape, "dynamic" once for all.
+        shapes: "static" compiles for each shape, "dynamic" once for all. A call of any size is then captured, too.
         threads: intra-operator threads on the CPU, or None to leave them as they are.
         optimizer: for a training step: "preserve", or its form with "foreach" or "fused" kernels, or "compiled".
         activation_checkpointing: "none", or which activations the backward pass computes again: those in repeated

@@ -83,10 +83,16 @@ def _problems(plan: Plan) -> Iterator[str]:
         yield f"{plan.to_json()} is of a training step, but one call captured, bf16 and frozen weights do not train"
     if plan.capture != "none" and plan.mode in CUDA_GRAPH_MODES:
         yield f"capture is {plan.capture!r}, but mode {plan.mode!r} captures CUDA graphs by itself: choose one"
-    if plan.capture != "none" and plan.shapes == "dynamic":
-        yield f"capture is {plan.capture!r}, but a CUDA graph holds for one shape: shapes must be static"
+    if plan.capture != "none" and plan.shapes == "dynamic" and not _captures_all_sizes(plan):
+        yield f"capture is {plan.capture!r}, which records graphs of one shape: shapes must be static"
     if plan.capture != "none" and plan.threads is not None:
         yield f"threads is {plan.threads}, but a captured call runs on the GPU, where threads mean nothing"
+
+
+def _captures_all_sizes(plan: Plan) -> bool:
+    """Whether a plan captures calls of any size, each in a graph of its own."""
+    choice = find_choice("capture", plan.capture)
+    return choice is not None and choice.dynamic_shapes
 
 
 def _is_own_backend(name: str) -> bool:
@@ -107,7 +113,7 @@ def _eager_problems(plan: Plan) -> Iterator[str]:
         ("shapes", plan.shapes, "static"),
         ("options", plan.options, ()),
     ):
-        if value != plain:
+        if value != plain and not (name == "shapes" and _captures_all_sizes(plan)):
             yield f"{name} is {value!r}, but eager compiles nothing: {name} needs a compiling backend"
     if plan.optimizer == "compiled":
         yield "optimizer is 'compiled', but eager compiles nothing: it needs a compiling backend"

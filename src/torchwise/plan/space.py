@@ -157,12 +157,16 @@ def _with(plan: Plan, choice: Choice, along: Iterable[tuple[str, Any]]) -> Plan 
 
 
 def _add_choice(plan: Plan, choice: Choice, along: Iterable[tuple[str, Any]]) -> Plan:
+    """Return the plan with all of them. Fields change at once, as a value may be legal only with the others."""
+    alone = [(field, value) for field, value in along if field != "transforms"]
+    changed = {field: value for field, value in alone if getattr(plan, field) == getattr(EAGER, field)}
+    if choice.field not in ("options", "transforms"):
+        changed[choice.field] = choice.value
+    plan = replace(plan, **changed)
     for field, value in along:
         if field == "transforms" and value not in plan.transforms:
             plan = plan.with_choice(field, value)
-        elif field != "transforms" and getattr(plan, field) == getattr(EAGER, field):
-            plan = replace(plan, **{field: value})
-    return plan.with_choice(choice.field, choice.value)
+    return plan if choice.field in changed else plan.with_choice(choice.field, choice.value)
 
 
 def _has(plan: Plan, choice: Choice) -> bool:

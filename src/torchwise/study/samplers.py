@@ -281,7 +281,7 @@ class StagedSampler:
                 plan = history.refine(neighbour)
                 if plan in seen or history.find_trial(plan) is not None or self._has_lost(history, choice):
                     continue
-                if _fails_like_others(plan, space) or _needs_dynamic_shapes(plan, space):
+                if _fails_like_others(plan, space) or _is_for_other_shapes(plan, space):
                     continue
                 if history.find_refusal(plan):
                     continue
@@ -341,10 +341,12 @@ def _fails_like_others(plan: Plan, space: PlanSpace) -> bool:
     return Trait.RESTRIDED in space.traits and lays_out_by_itself(plan)
 
 
-def _needs_dynamic_shapes(plan: Plan, space: PlanSpace) -> bool:
-    """Return whether a plan for static shapes would compile at each call, or not answer calls of other sizes."""
-    grows = Trait.GROWS in space.traits and plan.backend != EAGER.backend
-    return plan.shapes == "static" and (grows or Trait.SIZES_VARY in space.traits)
+def _is_for_other_shapes(plan: Plan, space: PlanSpace) -> bool:
+    """Return whether a plan would compile or be captured at each call, not answer other sizes, or gain nothing."""
+    grows, vary = (trait in space.traits for trait in (Trait.GROWS, Trait.SIZES_VARY))
+    if plan.shapes == "dynamic":  # a graph of eager's kernels holds for one size with it, too
+        return (grows and plan.capture != "none") or (plan.backend == EAGER.backend and not vary)
+    return (grows and plan.backend != EAGER.backend) or vary
 
 
 def _name(choice: Choice) -> str:

@@ -26,9 +26,17 @@ from torchwise.workload import pytree
 
 T = TypeVar("T")
 
+MAX_SIGNATURES = 64
+"""Maximum number of signatures that have graphs. The callable itself answers calls of others."""
+FLUSH_AFTER = 100 * MAX_SIGNATURES
+"""Calls without a graph after which all graphs make room for those of the sizes that come now.
+
+To exchange graphs one by one would record at each call where more sizes than graphs come in turn.
+"""
+
 
 class CapturedCall:
-    """Replays `call` from one CUDA graph per signature.
+    """Replays `call` from one CUDA graph per signature, for a limited number of them.
 
     Outputs are new tensors, which the caller may keep, unless they are borrowed. Inputs are copied to the memory that
     the graph reads, and inputs that it writes to are copied back. Both copies end when inputs come a second time from
@@ -93,6 +101,7 @@ class CapturedCall:
         self._guard = ModuleGuard(module, reads or (lambda: None))
         self._writes_state = False
         self._host: dict[GraphKey, HostValues] = {}
+        self._passed = 0  # calls that found no room for a graph
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as `call` does, by replay."""
@@ -158,10 +167,24 @@ class CapturedCall:
             self._graphs.pop(key).drop()
             replays = None
         if replays is None:
+            if not self._has_room():
+                return self._call(*args, **kwargs)
             replays = self._graphs[key] = self._capture(key, args, kwargs)
         if replays.written and overlap(tensors_of(args, kwargs)):
             return self._call(*args, **kwargs)  # inputs may share memory, and a graph has copies of each
         return replays(args, kwargs, self._capture_in_place)
+
+    def _has_room(self) -> bool:
+        """Return whether one more signature may be recorded. After many that may not, all graphs are dropped."""
+        if len(self._graphs) < MAX_SIGNATURES:
+            return True
+        self._passed += 1
+        if self._passed < FLUSH_AFTER:
+            return False
+        self._passed = 0
+        self._drop()
+        self._host.clear()
+        return True
 
     def _capture(self, key: GraphKey, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RecordedAnswers:
         versions: list[int | None] = []

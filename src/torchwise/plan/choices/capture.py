@@ -13,14 +13,17 @@ register(
         "call",
         Numerics.EXACT,
         complexity=2,
-        summary="the whole call is captured in one CUDA graph, with inputs copied in and outputs copied out",
+        summary="the whole call is captured in one CUDA graph for each size, with inputs copied in and outputs "
+        "copied out",
         devices=("cuda",),
         modes=("inference",),
         excluded_by=(PRINTS,),
+        implies_for=((Trait.SIZES_VARY, ("shapes", "dynamic")),),
         effort="quick",
         compile_factor=0.0,
         target_cost="launch",
         realized_by="torchwise.compile.cuda_graphs.call_graph:CapturedCall",
+        dynamic_shapes=True,
     ),
     Choice(
         "capture",
