@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,17 @@ def test_alembic_stays_out_of_the_log_unless_the_user_asked_for_it(
         open_storage(str(tmp_path / "s.db")).close()
     assert bool([record for record in caplog.records if record.name.startswith("alembic")]) is (level != logging.NOTSET)
     assert alembic.level == level
+
+
+def test_alembic_stays_out_of_the_log_of_a_program_that_imports_it_by_the_store(tmp_path: Path) -> None:
+    code = (
+        "import logging, sys; logging.basicConfig(level=logging.INFO); import torchwise.store; "
+        "torchwise.store.open_storage(sys.argv[1]).close(); assert 'alembic' in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "s.db")], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stderr == ""
 
 
 def test_a_migration_that_fails_leaves_nothing_behind(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

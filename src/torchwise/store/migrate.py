@@ -110,7 +110,8 @@ def _tables(connection: Connection) -> list[str]:
 
 
 def _list_revisions() -> set[str]:
-    from alembic.script import ScriptDirectory
+    with _quiet():
+        from alembic.script import ScriptDirectory
 
     return {script.revision for script in ScriptDirectory(str(SCRIPTS)).walk_revisions()}
 
@@ -121,19 +122,20 @@ def _migrate(connection: Connection, revision: str, *, back: bool = False) -> No
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
     if revision_of(connection) == revision:
         return
-    from alembic import command
-    from alembic.config import Config
+    with _quiet():  # importing it logs as well
+        from alembic import command
+        from alembic.config import Config
 
-    config = Config()
-    config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
-    config.attributes["connection"] = connection
-    with _quiet(logging.getLogger("alembic")):
+        config = Config()
+        config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
+        config.attributes["connection"] = connection
         (command.downgrade if back else command.upgrade)(config, revision)
 
 
 @contextmanager
-def _quiet(logger: logging.Logger) -> Iterator[None]:
-    """Keep a library's information out of the user's log, unless the user has set the level of its logger."""
+def _quiet() -> Iterator[None]:
+    """Keep Alembic's information out of the user's log, unless the user has set the level of its logger."""
+    logger = logging.getLogger("alembic")
     if logger.level != logging.NOTSET:
         yield
         return
