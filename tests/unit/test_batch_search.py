@@ -16,7 +16,7 @@ from test_study import GOOD, INDUCTOR, samples
 from torch import nn
 
 from torchwise.errors import BaselineError, InputError
-from torchwise.plan import EAGER, Numerics, Plan
+from torchwise.plan import EAGER, Numerics, Plan, Trait
 from torchwise.plan.requirements import Property
 from torchwise.plan.workload_spec import BatchDim, TuneOptions, WorkloadSpec
 from torchwise.records import (
@@ -52,7 +52,8 @@ class Server:
     def __init__(self, speedup: float = 2.0, holds: int = 10_000) -> None:
         self.speedup, self.holds, self.code = speedup, holds, "code"
         self.ran: list[tuple[str, Plan, int]] = []
-        self.checks = 0
+        self.checks, self.are_random = 0, False
+        self.traits: set[frozenset[Trait]] = set()
         self.spread = 1.0
         self.waits: list[float] = []
         self.fails_above = 10_000
@@ -61,10 +62,11 @@ class Server:
         self.waits.append(limits.end_s)
         if isinstance(job, SampleCheck):
             self.checks += 1
-            return codec.to_json(BatchDim(0, 1))
+            return codec.to_json(self.are_random)
         batch = job.batch or job.workload.batch
         assert batch is not None, "every worker runs at a batch size"
         self.ran.append((job.task, job.plan, batch.size))
+        self.traits |= {job.traits} if job.task == "try" and job.plan == EAGER else set()
         eager = samples(1e-3 + 1e-4 * batch.size)
         eager = (*eager[:3], *(second * self.spread for second in eager[3:]))
         if batch.size > self.holds:
@@ -369,6 +371,13 @@ def test_reports_name_the_limit_and_the_command_leaves_the_batch_to_the_search(s
     assert spec.times_each_call, "a server waits for each call"
 
 
+def test_sizes_of_a_model_that_draws_are_verified_by_distribution(storage: Storage) -> None:
+    server = Server(speedup=0.9)
+    server.are_random = True
+    search(storage, server)
+    assert frozenset({Trait.STOCHASTIC}) in server.traits
+
+
 class Sampler(nn.Module):
     """Adds noise of its own to each sample, or the same to all."""
 
@@ -380,15 +389,16 @@ class Sampler(nn.Module):
         return x + torch.randn(x.shape[1:] if self.shared else x.shape)
 
 
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_model_that_draws_passes_if_each_sample_has_noise_of_its_own(
-    shared: bool, monkeypatch: pytest.MonkeyPatch
+    shared: bool, training: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workload = Workload(Sampler(shared=shared).eval(), (Example((torch.randn(1, 8),)),))
+    workload = Workload(Sampler(shared=shared).train(training), (Example((torch.randn(1, 8),)),))
     monkeypatch.setattr(sample_check, "load", lambda _: workload)
     order = SampleCheck(Request(WorkloadSpec("zoo:any")).make_job("try"))
     if not shared:
-        assert sample_check.check_samples(order, lambda _: None) == BatchDim(0, 1)
+        assert sample_check.check_samples(order, lambda _: None)
         return
     with pytest.raises(InputError, match="random samples of a batch are not those of single calls"):
         sample_check.check_samples(order, lambda _: None)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from sketches import PASSED
+from sketches import PASSED, an_inspection
 
 import torchwise
 from torchwise.errors import InputError
+from torchwise.plan import Trait
 from torchwise.records import Costs, Failure, FailureKind, Measurement, codec
 from torchwise.trial.job import Attempt
 
@@ -28,11 +29,15 @@ class Device:
         self.holds = holds
         self.sizes: list[int] = []
         self.disturbed = 0
+        self.traits = frozenset({Trait.STOCHASTIC})  # so each size is verified by the distribution of its answers
 
     def seconds(self, size: int) -> float:
         return 1e-3 + 1e-5 * size
 
     def run(self, told: Any, limits: Any, on_stage: Callable[[str], None]) -> str | Failure:
+        if told.task == "inspect":
+            return codec.to_json(an_inspection(traits=self.traits))
+        assert told.traits == self.traits
         self.sizes.append(told.batch.size)
         if told.batch.size > self.holds:
             return Failure(FailureKind.OUT_OF_MEMORY, "compile", "CUDA out of memory")

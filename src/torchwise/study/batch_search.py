@@ -32,7 +32,7 @@ MAX_ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class SampleCheck(DerivedJob):
-    """Has a worker verify that the samples of a batch do not depend on each other."""
+    """Has a worker verify that the samples of a batch do not depend on each other, and tell whether they are random."""
 
     FUNCTION = "torchwise.trial.sample_check:check_samples"
     job: Job
@@ -171,8 +171,7 @@ class _BatchSearch:
         self._budget = self.request.start_budget(self.listener.stage)
         self.launcher = self._budget.limit(self.launcher)
         self.listener.note("verifying that samples of a batch do not depend on each other")
-        self._check_samples()
-        plan, size = EAGER, self._fit(EAGER, 1, frozenset())
+        plan, size = EAGER, self._fit(EAGER, 1, self._check_samples())
         studies: dict[int, Study] = {}
         while size not in studies and len(studies) < MAX_ROUNDS:
             try:
@@ -190,14 +189,16 @@ class _BatchSearch:
         best, latest = max(studies.values(), key=_samples_per_s), [*studies.values()][-1]
         return best if best is latest else self._decide_again(best)
 
-    def _check_samples(self) -> None:
+    def _check_samples(self) -> frozenset[Trait]:
+        """Verify that samples do not depend on each other, and return the traits that this shows."""
         job = self.request.make_job("try")
         study = PlanStudy(job, self.launcher, self.request.inspection_s, self._budget.spent.stage)
-        found = study.ask(SampleCheck(job), BatchDim)
+        found = study.ask(SampleCheck(job), bool)
         if isinstance(found, Failure) and found.kind is FailureKind.OUT_OF_BUDGET:
             raise make_budget_error(found, "no batch size is tried")
         if isinstance(found, Failure):
             raise UnsupportedError(f"whether samples of a batch depend on each other is not known: the check {found}")
+        return frozenset({Trait.STOCHASTIC} if found else ())
 
     def _run(self, size: int) -> Study:
         """Search for a plan at a batch size. Without a budget, the time of the effort is for plans alone."""

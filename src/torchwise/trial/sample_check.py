@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from torchwise.errors import InputError, UnsupportedError
-from torchwise.plan.workload_spec import BatchDim
 from torchwise.records import WorkerStage
 from torchwise.trial.error_origin import check_plainly
 from torchwise.trial.job import DerivedJob
@@ -15,11 +14,11 @@ from torchwise.verify import verify_samples
 from torchwise.verify.independence import NoisyError, verify_random_samples
 from torchwise.workload import Workload
 from torchwise.workload.samples import Call, merge_calls, split_answer
-from torchwise.workload.workload import batch_of, resize_example
+from torchwise.workload.workload import resize_example
 
 
-def check_samples(order: DerivedJob, stage: Callable[[str], None]) -> BatchDim:
-    """Verify that samples do not depend on each other, and return the batch of the first example.
+def check_samples(order: DerivedJob, stage: Callable[[str], None]) -> bool:
+    """Verify that samples do not depend on each other, and return whether their answers differ from call to call.
 
     Raises:
         InputError: they do, or the workload is a training step.
@@ -29,20 +28,18 @@ def check_samples(order: DerivedJob, stage: Callable[[str], None]) -> BatchDim:
     refuse_step(workload, "a search for a batch size under a latency limit")
     stage(WorkerStage.VERIFY)
     try:
-        _verify(workload, order.job.effort.noise_s)
+        return _verify(workload, order.job.effort.noise_s)
     except (InputError, UnsupportedError):
         check_plainly(workload)
         raise
-    return batch_of(workload.examples[0], 0)
 
 
-def _verify(workload: Workload, noise_s: float) -> None:
+def _verify(workload: Workload, noise_s: float) -> bool:
     model, example = workload.call, workload.examples[0]
     try:
         verify_samples(model, example)
+        return False
     except NoisyError:
-        if getattr(model, "training", False):  # which dropout draws in, and no server wants
-            raise
         first = resize_example(example, 0, 1)
 
         def answer_many(calls: list[Call]) -> list[Any]:
@@ -53,3 +50,4 @@ def _verify(workload: Workload, noise_s: float) -> None:
             return model(*call[0], **call[1])
 
         verify_random_samples(answer_many, answer_one, (first.args, dict(first.kwargs)), budget_s=noise_s)
+        return True
