@@ -1,0 +1,180 @@
+"""A stochastic neural operator at its own size: one search, and its plan step by step, beside eager in float32.
+
+The search is `torchwise tune zoo:spinlock.operator --allow substituted`. Then the plan that it found is built up from
+eager, one change at a time. Each step is verified and timed against eager in processes of its own, as in the search.
+Last comes the batch: samples per second of the plan at larger batches, in multiples of eager's at the given one.
+
+Run it alone on its device. Finished trials are kept in OUT.db, so that the same command goes on where it ended:
+
+    python benchmarks/spinlock.py --device cuda --budget 240 --out spinlock    # some 6 minutes
+    python benchmarks/spinlock.py --target zoo:spinlock.operator@small --budget 60 --out small
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torchwise
+from torchwise import environment
+from torchwise.errors import PlanError, TorchwiseError
+from torchwise.plan import EAGER, Plan
+from torchwise.plan.rules import iter_changes, merge_changes
+from torchwise.records import Trial
+from torchwise.records import format as show
+from torchwise.records.scale import BatchFit
+from torchwise.records.verdict import CheckName
+from torchwise.workload.target import load
+
+ORDER = ("transforms", "precision", "memory_format", "threads", "capture", "backend")
+"""Fields in the order in which a plan is built up: norms and numbers first, and code that is compiled last."""
+OF_NOISE = (CheckName.DISTRIBUTION, CheckName.INDEPENDENCE, CheckName.REPRODUCED_NOISE)
+GROWTH = 4
+"""The largest batch, as a multiple of the given one."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One change of a plan: all choices up to it."""
+
+    change: str
+    plan: Plan
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="zoo:spinlock.operator", help="the program (default: the paper's own size)")
+    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
+    parser.add_argument("--budget", type=float, default=240.0, help="seconds of the search (default 240)")
+    parser.add_argument("--tolerance", type=float, help="as of `torchwise tune`; by default operators change nothing")
+    parser.add_argument("--effort", default="standard", choices=("quick", "standard", "thorough"))
+    parser.add_argument("--wanted", type=float, default=3.0, help="multiple of eager's throughput (default 3)")
+    parser.add_argument("--out", type=Path, required=True, help="results: OUT.md, OUT.json, and the store OUT.db")
+    options = parser.parse_args()
+    given: dict[str, Any] = {
+        "allow": "substituted",
+        "effort": options.effort,
+        "device": options.device,
+        "tolerance": options.tolerance,
+        "store": str(options.out.with_suffix(".db")),
+    }
+    study = torchwise.tune(options.target, budget=options.budget, **given)
+    study.save_json(options.out.with_suffix(".json"))
+    plan, lines = study.decision.plan, describe_search(study, options)
+    save(options.out, lines)  # kept if the rest fails
+    steps = list_steps(plan)
+    if steps:
+        plans = [step.plan for step in steps]
+        trials = torchwise.tune(options.target, plans=plans, budget=options.budget, **given).trials
+        lines += ["", "## Step by step", "", *tabulate(steps, trials), "", "## Noise", "", *prove_noise(plan, trials)]
+        save(options.out, lines)
+    workload = load(options.target, device=options.device)
+    size = len(workload.examples[0].tensors()[0])
+    try:
+        fit = torchwise.fit_batch(workload, plan=plan, largest=GROWTH * size)
+    except TorchwiseError as error:
+        print(f"no larger batch: {error}")
+        return 1
+    best, said = describe_batches(fit, size / study.record.eager.baseline_time.mid)
+    save(options.out, [*lines, "", "## Larger batches", "", *said])
+    return 0 if best >= options.wanted else 1
+
+
+def describe_search(study: torchwise.Study, options: argparse.Namespace) -> list[str]:
+    here, decision = environment.detect(options.device), study.decision
+    return [
+        f"# {options.target}, {datetime.now(UTC):%Y-%m-%d}",
+        "",
+        f"{here.gpu or here.cpu}, torch {here.torch}. `{Path(__file__).name}`, {options.budget:.0f} s of search, "
+        f"{len(study.trials)} trials. Speed-ups are over eager in float32, with 95 % intervals.",
+        "",
+        f"Plan: {decision.plan}, {show.speedup(decision.speedup)}. {decision.reason}",
+    ]
+
+
+def list_steps(plan: Plan) -> list[Step]:
+    """List the plans on the way from eager to a plan: each has one change more, or several that only go together."""
+    changes = sorted(iter_changes(plan), key=lambda change: _place(change[0]))
+    steps: list[Step] = []
+    made: list[tuple[str, Any]] = []
+    while changes:
+        change = next((one for one in changes if _try(made, one)), None)
+        added = changes if change is None else [change]
+        made += added
+        changes = [one for one in changes if one not in added]
+        name = ", ".join(_name(*one) for one in added)
+        steps.append(Step(name, Plan(**merge_changes(made))))
+    return steps
+
+
+def _place(field: str) -> int:
+    return ORDER.index(field) if field in ORDER else len(ORDER)
+
+
+def _try(made: Sequence[tuple[str, Any]], change: tuple[str, Any]) -> bool:
+    try:
+        Plan(**merge_changes((*made, change)))
+    except PlanError:
+        return False
+    return True
+
+
+def _name(field: str, value: Any) -> str:
+    if field == "options":
+        name, set_to = value
+        return str(name) if set_to is True else f"{name}={set_to}"
+    return f"{field} {value}" if field in ("capture", "threads") else str(value)
+
+
+def tabulate(steps: Sequence[Step], trials: Sequence[Trial]) -> Iterator[str]:
+    """Yield a table of the steps: each step's speed-up over eager, over the step before, and its verdict."""
+    yield "| step | speed-up over eager | over the step before | error | answers |"
+    yield "|---|---|---|---|---|"
+    yield f"| {EAGER} | 1× | | | reference |"
+    by_plan = {trial.plan: trial for trial in trials}
+    before: float | None = 1.0
+    for step in steps:
+        trial = by_plan.get(step.plan)
+        speed = trial.speedup.mid if trial is not None and trial.speedup is not None else None
+        gain = show.ratio(speed / before) if speed and before else show.NONE
+        verdict = trial.verdict if trial is not None else None
+        why = str(verdict.outcome) if verdict else str(trial.failure) if trial and trial.failure else "not tried"
+        error = show.relative_error(verdict.error) if verdict else show.NONE
+        yield f"| + {step.change} | {show.speedup(trial.speedup if trial else None)} | {gain} | {error} | {why} |"
+        before = speed
+
+
+def prove_noise(plan: Plan, trials: Sequence[Trial]) -> Iterator[str]:
+    """Yield the checks of a plan's random answers, or that it has none."""
+    verdict = next((trial.verdict for trial in trials if trial.plan == plan), None)
+    checks = [check for check in verdict.checks if check.name in OF_NOISE] if verdict else []
+    yield from (f"- {check.name}: {check.outcome}. {check.detail}" for check in checks)
+    if not checks:
+        yield "No check of its noise was made."
+
+
+def describe_batches(fit: BatchFit, eager_samples_per_s: float) -> tuple[float, list[str]]:
+    """Return the best throughput as a multiple of eager's at the given batch, and a table of all batches."""
+    rows, best = ["| batch | samples a second | over eager at the given batch |", "|---|---|---|"], 0.0
+    for tried in fit.tried:
+        factor = tried.samples_per_s / eager_samples_per_s if tried.samples_per_s else None
+        if factor is not None and not tried.problem:
+            best = max(best, factor)
+        said = tried.problem or show.count(tried.samples_per_s or 0.0)
+        rows.append(f"| {tried.size} | {said} | {show.ratio(factor)} |")
+    return best, [*rows, "", f"Best: {show.ratio(best)}, without an interval, as other sizes ran at other times."]
+
+
+def save(out: Path, lines: Sequence[str]) -> None:
+    """Write the results so far, and print them."""
+    text = "\n".join(lines) + "\n"
+    out.with_suffix(".md").write_text(text)
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
