@@ -8,7 +8,11 @@ is a graph that Inductor compiled for the way, at all sizes together.
 The processor of `energy_flow` keeps its flows in slots, so that its inputs keep their sizes. The number of live flows
 changes inside the call. It is tuned as it is given.
 
-Run it: python benchmarks/varying_sizes.py --out varying.md
+Programs that are done are kept beside the results (varying.json), so that the same command goes on where it ended:
+
+    python benchmarks/varying_sizes.py --device cpu --out varying.md      # some 20 minutes, 9 for the field
+
+Exit codes: 0 all goals are met, 1 one is not, 2 the time ended before all programs were measured.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
+import json
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -72,13 +77,34 @@ def draw_field(size: tuple[int, int], device: str) -> tuple[Any, ...]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--budget", type=float, default=120.0)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--budget", type=float, default=120.0, help="seconds of each search (default 120)")
+    parser.add_argument("--seconds", type=float, default=1500.0, help="after so many no further program starts")
     parser.add_argument("--only", action="append", help="the name of a program, once or more")
-    parser.add_argument("--out", type=Path, help="Markdown file for the results")
+    parser.add_argument("--out", type=Path, required=True, help="Markdown file for the results")
     options = parser.parse_args()
     torch.manual_seed(0)
+    end = time.monotonic() + options.seconds
+    kept = options.out.with_suffix(".json")
+    done: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else {}
+    programs = [p for p in list_programs(options.device) if not options.only or p.name in options.only]
+    with torch.no_grad():
+        for program in programs:
+            if program.name in done or time.monotonic() > end:
+                continue
+            rows, summary, is_good = compare(program, options.device, options.budget)
+            title = f"## {program.name}, tuned at {program.first}"
+            done[program.name] = {"lines": [title, "", summary, "", *rows], "is_good": is_good}
+            kept.write_text(json.dumps(done, indent=1))
+            print(*done[program.name]["lines"], sep="\n", flush=True)
+    write_page(options, done)
+    if not all(program.name in done for program in programs):
+        return 2
+    return 0 if all(done[program.name]["is_good"] for program in programs) else 1
+
+
+def write_page(options: argparse.Namespace, done: dict[str, dict[str, Any]]) -> None:
     card = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or platform.machine()
     lines = [
         f"# Sizes that vary, {datetime.now(UTC):%Y-%m-%d}",
@@ -86,19 +112,9 @@ def main() -> int:
         f"{card}, torch {torch.__version__}, {torch.get_num_threads()} threads. `{Path(__file__).name}`: "
         f"{ROUNDS} rounds of {CALLS} calls.",
     ]
-    good = True
-    with torch.no_grad():
-        for program in list_programs(options.device):
-            if options.only and program.name not in options.only:
-                continue
-            rows, summary, is_good = compare(program, options.device, options.budget)
-            good &= is_good
-            lines += ["", f"## {program.name}, tuned at {program.first}", "", summary, "", *rows]
-    text = "\n".join(lines) + "\n"
-    print(text)
-    if options.out:
-        options.out.write_text(text)
-    return 0 if good else 1
+    for section in done.values():
+        lines += ["", *section["lines"]]
+    options.out.write_text("\n".join(lines) + "\n")
 
 
 def list_programs(device: str) -> Iterator[Program]:
@@ -150,8 +166,8 @@ def compare(program: Program, device: str, budget: float) -> tuple[list[str], st
         # Only a module has a form of its own, or an RNN that is found in it.
         static = copy.deepcopy(call) if plan.transforms and isinstance(call, torch.nn.Module) else renewed(call)
         # A plan that serves all sizes serves one as a plan for one size does, but for its code.
-        one = compile_plan(static, replace(plan, shapes="static"), Example(given), device=device, mode="inference").call
-        racers = {**ways, "static": one if plan.backend != "eager" else call}
+        one = compile_plan(static, replace(plan, shapes="static"), Example(given), device=device, mode="inference")
+        racers = {**ways, "static": one.call}
         expected = call(*given)
         for name, racer in racers.items():
             before = counters["stats"]["unique_graphs"]
@@ -162,6 +178,7 @@ def compare(program: Program, device: str, budget: float) -> tuple[list[str], st
         worst = min(worst, ratios["ours"].mid / ratios["static"].mid)
         middle = sorted(samples["eager"])[ROUNDS // 2] * 1e6
         rows.append(f"| {size} | {middle:.0f} | " + " | ".join(str(ratios[name]) for name in racers) + " |")
+        one.close()
     statistics = fast.statistics
     share = 1 - statistics.fallback_rate
     summary = (
