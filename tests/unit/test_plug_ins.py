@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from torchwise.errors import InputError
+from torchwise.plan import choice
+
 ROOT = Path(__file__).parents[2]
 MODEL = """
 import torch
@@ -188,3 +191,8 @@ def test_a_thread_waits_for_the_plug_ins_that_another_one_loads(site: Path) -> N
     (site.parent / "read.py").write_text(code)
     done = run(site.parent, program="read.py", path=str(site), TORCHWISE_PLUGINS="slow.py")
     assert done.stdout == "read\n", done.stderr
+
+
+def test_what_is_no_choice_is_refused_with_the_value_and_the_rule() -> None:
+    with pytest.raises(InputError, match="choice is 'mine', but must be a `Choice` of"):
+        choice.register("mine")  # type: ignore[arg-type]

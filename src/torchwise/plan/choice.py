@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
+from torchwise.errors import InputError
 from torchwise.former_names import renamed_fields
+from torchwise.parsing import short_repr
 from torchwise.plan.effort import EffortName
 from torchwise.plan.numerics import Numerics
 from torchwise.plan.plug_ins import load_plug_ins
@@ -206,7 +208,13 @@ def register(*choices: Choice) -> None:
 
     A plug-in may call it too, from a function that an entry point of the group "torchwise.choices" names, or from a
     file that `TORCHWISE_PLUGINS` names. Then every process knows its choices, and reads plans that hold them.
+
+    Raises:
+        InputError: something else is given.
     """
+    for given in choices:
+        if not isinstance(given, Choice):
+            raise InputError(f"choice is {short_repr(given)}, but must be a `Choice` of `torchwise.plan`")
     CHOICES.update({choice.key: choice for choice in choices})
 
 
