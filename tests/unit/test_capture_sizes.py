@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from live_decisions import make_decision
 from synthetic import TRAITS, a_space
 from test_capture_logic import Machine, capture_call
 
+from live_decisions import make_decision
 from torchwise.compile import compile_plan
 from torchwise.compile.cuda_graphs import call_graph
 from torchwise.plan import EAGER, Plan, Trait
