@@ -179,6 +179,29 @@ def test_a_plan_that_compiles_for_ever_leaves_time_for_another(storage: Storage,
     assert study.decision.plan == INDUCTOR
 
 
+@pytest.mark.parametrize("has_successor", [False, True])
+def test_a_search_leaves_the_time_that_its_successor_needs(
+    has_successor: bool, storage: Storage, spent_clock: Any
+) -> None:
+    """Once a plan leads, profiling and one trial are kept for the next search, which is for other sizes."""
+
+    class Slow(Table):
+        def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
+            spent_clock.now += {"inspect": 40, "try": 20}.get(job.task, 0)
+            return super().run(job, limits, on_stage)
+
+    table, named = Slow(), (Plan(threads=1), INDUCTOR, Plan(threads=9), Plan(threads=3))
+    table.known[INDUCTOR] = (2.0, 10.0, GOOD)
+    asked = request(plans=named, budget_s=150, successor=(lambda plan: plan) if has_successor else None)
+    study = run_study(asked, storage, table, Listener())
+    assert len(table.list_tried()) == (2 if has_successor else 4)
+    assert study.decision is not None
+    assert study.decision.plan == INDUCTOR
+    if has_successor:
+        said = "whatever else: the budget of 2 min 30 s is spent but for 75.0 s, which another search needs"
+        assert study.excluded == (said,)
+
+
 @pytest.mark.parametrize(("budget_s", "limit_s"), [(900.0, 850.0), (None, 121.0)])
 def test_a_plan_for_which_nothing_else_waits_has_the_whole_budget(
     budget_s: float | None, limit_s: float, storage: Storage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -47,6 +48,8 @@ class Request:
         iterations: how many times a candidate and eager are timed in each process, or None until that is enough.
         fullgraph: whether a model that PyTorch cannot capture as one graph is refused before the search.
         begun: the time by `time.monotonic` from which `budget_s` counts, or None for the start of the study.
+        successor: returns the plan that another search within this budget is to try once this one has found a plan, or
+            None for no other search. The seconds that it needs are kept for it.
     """
 
     workload: WorkloadSpec
@@ -67,6 +70,7 @@ class Request:
     iterations: int | None = None
     fullgraph: bool = False
     begun: float | None = field(default=None, compare=False)
+    successor: Callable[[Plan], Plan] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         check_effort(self.effort)

@@ -58,6 +58,8 @@ from torchwise.trial.loading_reads import reads_file
 BUSY = 3.0
 """Ratio of eager's time beside a stored plan to its time now, from which the machine was too busy to time that plan."""
 WAIT_S = 1.0
+SUCCESSOR_FACTOR = 1.25
+"""Seconds that are kept for another search, as a multiple of those that it needs by this one's: it has more sizes."""
 CALLS_PER_TRIAL = 100
 """Calls of eager that a trial may take on top of its limit: a slow model is verified and timed as well."""
 
@@ -109,13 +111,14 @@ def _run_study(
     max_trials = EFFORTS[request.effort].max_trials if request.plans is None else len(request.plans)
     listener.start_search(request.search_s, max_trials)
     reads = None if request.source or not is_local else reads_file(request.workload)
-    inspection = recall_inspection(request, storage, here, reads)
+    inspection, begun_s = recall_inspection(request, storage, here, reads), budget.now_s
     if inspection is None:
         listener.start_inspection()
         job = replace(request.make_job("inspect"), reads=str(reads or ""))
         inspection = inspect_workload(launcher, job, Limits.from_free_memory(request.inspection_s), budget.spent.stage)
     check_requirements(inspection)
     listener.finish_inspection(inspection)
+    inspection_s = budget.now_s - begun_s
     if request.fullgraph:
         limits = request.make_limits(request.inspection_s)
         require_full_graph(launcher, request.make_job("inspect"), limits, budget.spent.stage)
@@ -129,7 +132,8 @@ def _run_study(
     if request.budget_s is None:  # the time of an effort is for trials: it does not pay for the inspection
         budget = replace(budget, seconds=request.search_s + budget.now_s)
     with Caches() if caches is None else nullcontext(caches) as kept:
-        return _Loop(request, storage, launcher, listener, study.id, here, inspection, budget, kept).run()
+        loop = _Loop(request, storage, launcher, listener, study.id, here, inspection, inspection_s, budget, kept)
+        return loop.run()
 
 
 @dataclass
@@ -141,6 +145,7 @@ class _Loop:
     study_id: int
     here: Environment
     inspection: Inspection
+    inspection_s: float
     budget: Budget
     caches: Caches
 
@@ -326,6 +331,18 @@ class _Loop:
             self._leader = leader
             trial = history.find_trial(leader)
             self.listener.change_leader(leader, trial.speedup if trial else None)
+        self._keep_time(history, leader)
+
+    def _keep_time(self, history: History, leader: Plan) -> None:
+        """Keep the seconds that the search for the leader's successor needs: to profile the model, and for one trial.
+
+        They are those of this search. Without a leader, there is nothing to succeed.
+        """
+        if self.request.successor is None or leader.is_eager:
+            self.budget.kept_s = 0.0
+            return
+        trial_s = history.predict_trial_s(self.request.successor(leader))
+        self.budget.kept_s = min(SUCCESSOR_FACTOR * (self.inspection_s + trial_s), self.budget.seconds)
 
     def _conclude(self, state: StudyState) -> Study:
         history = self._history(ended=True)

@@ -15,7 +15,7 @@ SLACK_S = 0.1
 """Seconds by which a worker's clock and that of the command may differ."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Budget:
     """The seconds that a command may take from its start.
 
@@ -24,12 +24,14 @@ class Budget:
         spent: counts them.
         can_wait: whether seconds in which another process has the device do not count.
         wait_option: the option for that, if the command has one.
+        kept_s: seconds that are kept for another search of the same command.
     """
 
     seconds: float
     spent: Stopwatch
     can_wait: bool = False
     wait_option: str = ""
+    kept_s: float = 0.0
 
     @property
     def now_s(self) -> float:
@@ -39,7 +41,7 @@ class Budget:
     @property
     def left_s(self) -> float:
         """Seconds that are left, below 0 once it is spent."""
-        return self.seconds - self.now_s
+        return self.seconds - self.kept_s - self.now_s
 
     @property
     def is_spent(self) -> bool:
@@ -55,7 +57,8 @@ class Budget:
         waited_s = 0.0 if self.can_wait else self.spent.waited_s
         option = f" ({self.wait_option} does not count that)" if self.wait_option else ""
         waiting = f", of which {show.seconds(waited_s)} went by waiting for another Torchwise process{option}"
-        return f"the budget of {show.tick(self.seconds)} is spent{waiting if waited_s >= 1 else ''}"
+        kept = f" but for {show.seconds(self.kept_s)}, which another search needs" if self.kept_s else ""
+        return f"the budget of {show.tick(self.seconds)} is spent{kept}{waiting if waited_s >= 1 else ''}"
 
 
 @dataclass(frozen=True, slots=True)

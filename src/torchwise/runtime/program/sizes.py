@@ -6,6 +6,7 @@ few if that is verified to change no answer. Otherwise one plan with dynamic sha
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import re
@@ -161,11 +162,14 @@ def describe_rest(kinds: Sequence[Kind]) -> str:
 
 
 def make_dynamic(plan: Plan) -> Plan:
-    """Return a plan for every size that is like another one in all that does not hold for one size alone."""
-    try:
-        return replace(plan, backend="inductor", mode="default", scope="whole", capture="none", shapes="dynamic")
-    except PlanError:  # such as of a rewrite for static shapes
-        return replace(DYNAMIC[0], threads=plan.threads)
+    """Return a plan for every size that is like another one in all that does not hold for one size alone.
+
+    Its compiler is the same if it can compile for all sizes at once, as that took this compiler's time before.
+    """
+    for backend in dict.fromkeys((plan.backend, "inductor")):
+        with contextlib.suppress(PlanError):  # such as of eager, or of a rewrite for static shapes
+            return replace(plan, backend=backend, mode="default", scope="whole", capture="none", shapes="dynamic")
+    return replace(DYNAMIC[0], threads=plan.threads)
 
 
 def select_alike(calls: Calls) -> tuple[list[Kind], str]:

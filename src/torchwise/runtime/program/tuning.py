@@ -13,7 +13,7 @@ import torch
 
 from torchwise.errors import InputError, TorchwiseError
 from torchwise.keywords import checked_keywords
-from torchwise.plan import Numerics
+from torchwise.plan import Numerics, Plan
 from torchwise.plan.requirements import Property, read_properties
 from torchwise.plan.workload_spec import DEFAULT_CALLS, LIVE, ProgramKeywords, TuneOptions
 from torchwise.records import Decision
@@ -40,8 +40,6 @@ MIN_SHARE = 0.03
 """Minimum share of the time of all modules for a module to be tuned."""
 MAX_TUNED = 8
 MIN_BUDGET_S = 5.0
-FIRST_SHARE = 0.7
-"""Share of a module's budget for the plan for its recorded sizes, if others may come. The rest is for theirs."""
 OF_ALL_SIZES = {"sizes": "varying"}
 """The options of a search for one plan that answers every size: it is verified at sizes that nobody gave."""
 NO_OTHERS = "no call had one"
@@ -274,9 +272,8 @@ class _Searches:
             return self._run(name, **OF_ALL_SIZES), None, ""
         if Property.BATCH_INVARIANT in read_properties(self._options.get("require", ())):
             return self._run(name), None, ONE_PLAN
-        budget = self._options.get("budget")
-        shared = {"budget": FIRST_SHARE * budget} if budget and may_be_dynamic and mix.is_static else {}
-        study = self._run(name, **shared)
+        has_second = may_be_dynamic and mix.is_static and bool(of_others)
+        study = self._run(name, successor=make_dynamic if has_second else None)
         if not mix.needs_others(study.decision) or not may_be_dynamic:
             return study, None, ""
         if not of_others:
@@ -284,7 +281,8 @@ class _Searches:
         left_s = None if self._end is None else self._end + sum(self._waits) - time.monotonic()
         left = {} if left_s is None else {"budget": max(left_s, MIN_BUDGET_S)}
         found = study.record
-        dynamic = History(found.workload, found.inspection, found.trials).refine(make_dynamic(study.decision.plan))
+        history = History(found.workload, found.inspection, found.trials)
+        dynamic = history.refine(make_dynamic(study.decision.plan))
         changed = {"calls": of_others, "plans": [dynamic], **left}
         try:  # verified and timed at sizes that nobody gave
             return study, self._run(name + OTHER_SIZES, **{**OF_ALL_SIZES, **changed}).decision, ""
@@ -295,9 +293,10 @@ class _Searches:
     def _allowed(self) -> Numerics:
         return Numerics.of(self._options.get("allow", Numerics.SAME_PRECISION))
 
-    def _run(self, name: str, **changed: Any) -> Study:
+    def _run(self, name: str, successor: Callable[[Plan], Plan] | None = None, **changed: Any) -> Study:
         options, store, progress = _split({**self._options, **changed})  # type: ignore[typeddict-item]
         request, sent = make_request(self._workload, None, None, self._examples, options, name)
+        request = replace(request, successor=successor)
         return search(request, sent, store, progress=progress, note_wait=self._waits.append if request.wait else None)
 
 
