@@ -298,6 +298,28 @@ def test_a_module_that_is_gone_takes_its_plan_and_its_weights_along(searches: Se
     assert (component.statistics.plan, component.statistics.optimized) == (str(THREADS), 1)
 
 
+@pytest.mark.parametrize("ends", ["restore", "drop"])
+def test_a_module_that_leads_back_to_itself_is_freed_with_its_plan(ends: str, searches: Searches) -> None:
+    def program() -> tuple[Any, ...]:
+        net = Net().eval()
+        net.first.owners = [net]  # type: ignore[assignment]  # as of a part that knows the model around it
+        with torch.no_grad():
+            net(X)
+        return net, weakref.ref(net.first.weight)
+
+    report = tw.tune_program(program)
+    net, weight = report.returned
+    assert type(net) is not Net, "a plan is in its place"
+    searches.asked.clear()
+    report.returned = net = None
+    if ends == "restore":
+        report.restore()
+    else:
+        del report
+    gc.collect()
+    assert weight() is None
+
+
 def test_recorders_may_nest() -> None:
     net = Net()
     with CallRecorder() as outer, torch.no_grad():

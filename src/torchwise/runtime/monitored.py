@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 from torchwise.errors import InputError
 from torchwise.runtime.served import served_of
@@ -37,13 +37,11 @@ class Monitored(Protocol):
         """Compile and capture again, on the calls that need it."""
 
 
-IN_PLACE: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-"""The component of each module that stands in the place of an original.
-
-It is no attribute of the module, as an attribute would get into copies, files and fingerprints.
-"""
 BEHIND = "_torchwise_behind"
-"""The attribute of a function that stands in the place of an original."""
+"""The attribute of a function that stands in the place of an original, or of the class of such a module.
+
+It is no attribute of the module itself, as that would get into copies, files and fingerprints.
+"""
 LISTS = "_list_monitored"
 """A method by which a class of several such objects lists them by name."""
 
@@ -83,7 +81,7 @@ def find_monitored(thing: Any, predicate: str) -> Mapping[str, Monitored]:
     lists: Callable[[Any], Mapping[str, Monitored]] | None = getattr(type(thing), LISTS, None)
     if lists is not None:
         return lists(thing)
-    itself = served_of(thing) or _find_in_place(thing)
+    itself = served_of(thing) or find_in_place(thing)
     if itself is None:
         raise InputError(
             f"it is of type {type(thing).__name__}, and Torchwise did not make it, but only a result of torchwise."
@@ -92,12 +90,9 @@ def find_monitored(thing: Any, predicate: str) -> Mapping[str, Monitored]:
     return {ITSELF: itself}
 
 
-def _find_in_place(thing: Any) -> Monitored | None:
+def find_in_place(thing: Any) -> Any:
+    """Return the component that answers in the place of a function or module, or None."""
     if isinstance(thing, FunctionType):
         behind = vars(thing).get(BEHIND)
         return behind.find(thing) if isinstance(behind, Behind) else None
-    try:
-        found: Monitored | None = IN_PLACE.get(thing)
-    except TypeError:  # it has no hash, or nothing can refer to it weakly
-        return None
-    return found
+    return getattr(type(thing), BEHIND, None)

@@ -1,9 +1,12 @@
 """Put a component in the place of its original, so that nothing else in the program changes.
 
 A function is replaced by one that calls the component. A module stays the same object, with its parameters, hooks and
-place in the tree. It gets a new class, derived from its own, whose `__call__` calls the component (as
+place in the tree. It gets a class of its own, derived from its class, whose `__call__` calls the component (as
 `torch.nn.utils.parametrize` does for properties). The component tunes and compiles the module's twin, an object of the
 original class, which shares its attributes. The config's autocast holds around the twin as well as around the plan.
+
+Only that class holds the component. So a module whose attributes lead back to it, and which its twin therefore keeps
+alive, is still freed with its plan.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from torchwise import environment
 from torchwise.compile.forward_entry import calls_forward_alone
 from torchwise.errors import InputError
 from torchwise.runtime.components.config import CompileConfig
-from torchwise.runtime.monitored import BEHIND, IN_PLACE, Behind
+from torchwise.runtime.monitored import BEHIND, Behind, find_in_place
 
 if TYPE_CHECKING:
     from torchwise.runtime.components.component import Component
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 
 def is_component(module: object) -> bool:
     """Return whether a module is a component of any manager."""
-    return isinstance(module, torch.nn.Module) and module in IN_PLACE
+    return isinstance(module, torch.nn.Module) and find_in_place(module) is not None
 
 
 def function_of(component: Component) -> Callable[..., Any]:
@@ -58,17 +61,14 @@ def place(module: torch.nn.Module, component: Component) -> None:
     Raises:
         InputError: its class cannot be changed, or it is a component already.
     """
-    if is_component(module):
-        raise InputError(
-            f"this {type(module).__name__} is component {IN_PLACE[module].name!r} already: register it once"
-        )
+    if (placed := find_in_place(module)) is not None:
+        raise InputError(f"this {type(module).__name__} is component {placed.name!r} already: register it once")
     try:
-        object.__setattr__(module, "__class__", _derive_class(type(module)))  # type: ignore[arg-type]
+        object.__setattr__(module, "__class__", _derive_class(type(module), component))  # type: ignore[arg-type]
     except TypeError as error:
         raise InputError(
             f"a {type(module).__name__} cannot be registered in place ({error}): register a function that calls it"
         ) from error
-    IN_PLACE[module] = component
     weakref.finalize(module, _let_go, weakref.ref(component)).atexit = False
 
 
@@ -80,7 +80,8 @@ def _let_go(component: weakref.ref[Component]) -> None:
 
 def restore(module: torch.nn.Module) -> None:
     """Give a module that `place` changed its own class back."""
-    del IN_PLACE[module]
+    derived = next(cls for cls in type(module).__mro__ if vars(cls).get(BEHIND) is not None)
+    setattr(derived, BEHIND, None)  # for a class that was derived from it since, and stays
     object.__setattr__(module, "__class__", type(module).__mro__[1])
 
 
@@ -100,22 +101,21 @@ def place_instances(cls: type[torch.nn.Module], register: Callable[[torch.nn.Mod
     cls.__init__ = __init__  # type: ignore[method-assign]
 
 
-@functools.cache
-def _derive_class(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
-    """Return a class derived from `cls` whose instances call their component, but are copied and pickled as `cls`."""
+def _derive_class(cls: type[torch.nn.Module], component: Component) -> type[torch.nn.Module]:
+    """Return a class derived from `cls` whose instance calls its component, but is copied and pickled as `cls`."""
 
     def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         # A class derived from this one later (as parametrisations do) has attributes that the twin lacks.
-        if torch.compiler.is_compiling() or type(self) is not asking or (component := IN_PLACE.get(self)) is None:
+        if torch.compiler.is_compiling() or type(self) is not asking or (found := getattr(asking, BEHIND)) is None:
             return cls.__call__(self, *args, **kwargs)
-        return component.answer(functools.partial(cls.__call__, self), args, kwargs)
+        return found.answer(functools.partial(cls.__call__, self), args, kwargs)
 
     def __reduce_ex__(self: torch.nn.Module, protocol: Any) -> Any:  # noqa: N807
         reduced: Any = copy_with_shared_dict(self, cls).__reduce_ex__(protocol)
         make, given, *rest = reduced
         return operator.call, (make, *given), *rest  # pickle requires the object's own class as the argument of `make`
 
-    own = {"__call__": __call__, "__reduce_ex__": __reduce_ex__}
+    own = {"__call__": __call__, "__reduce_ex__": __reduce_ex__, BEHIND: component}
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     asking = types.new_class(cls.__name__, (cls,), exec_body=lambda body: body.update({**names, **own}))
     return asking
