@@ -320,6 +320,24 @@ def test_a_module_that_leads_back_to_itself_is_freed_with_its_plan(ends: str, se
     assert weight() is None
 
 
+def test_one_plan_is_placed_in_a_module_whose_twin_is_called_as_a_module(searches: Searches, tmp_path: Path) -> None:
+    store = str(tmp_path / "s.db")
+
+    @torch.no_grad()
+    def program() -> Any:
+        net = Net().eval()
+        net.register_forward_hook(lambda *_: None)
+        for _ in range(3):
+            net(X)
+        return net
+
+    tw.tune_program(program, store=store).restore()
+    with StoredPlans(program.__qualname__, store) as plans:
+        net = program()
+    assert [found.statistics.optimized for _, found in plans.placed] == [3]
+    assert type(net) is not Net
+
+
 def test_recorders_may_nest() -> None:
     net = Net()
     with CallRecorder() as outer, torch.no_grad():

@@ -96,10 +96,11 @@ class StoredPlans:
             self.notes[f"{name} has a plan, but no call of it was seen in this process"] = None
 
     def _answer(self, thing: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        seen = self._seen.get(id(thing))
-        if seen is None or seen.weakly() is not thing:
-            weakly = weakref.ref(thing, functools.partial(self._forget, id(thing)))
-            seen = self._seen[id(thing)] = _Seen(weakly, name_of(thing))
+        attributes = vars(thing)  # those of the twin, too, which a plan may call as a module
+        seen = self._seen.get(id(attributes))
+        if seen is None or (live := seen.weakly()) is None or vars(live) is not attributes:
+            weakly = weakref.ref(thing, functools.partial(self._forget, id(attributes)))
+            seen = self._seen[id(attributes)] = _Seen(weakly, name_of(thing))
         if seen.name not in self._classes:  # its parts may have been tuned in its place
             return call_with_parts_apart(run, args, kwargs)
         self._called.add(seen.name)
