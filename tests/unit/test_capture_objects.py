@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchwise.compile.cuda_graphs.object_inputs import WithObjects
+from torchwise.compile.cuda_graphs.object_inputs import ObjectContents, WithObjects, _Object
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
 from torchwise.workload.module_state import State
@@ -28,7 +29,12 @@ class Layer:
 
 
 class Replaying:
-    """Calls once for each kind of call, on copies of the tensors, and replays that by copying, as a graph does."""
+    """Calls once for each kind of call, on copies of the tensors, and replays that by copying, as a graph does.
+
+    A replay knows the objects of the recording alone, as they were.
+    """
+
+    owner: Any = None
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
@@ -39,11 +45,13 @@ class Replaying:
         key = repr(pytree.map_tensors(lambda t: (t.shape, t.dtype), (args, kwargs)))
         if key not in self._graphs:
             self.recorded.append(key)
-            self._graphs[key] = pytree.clone((args, kwargs))
-        static = self._graphs[key]
+            self._graphs[key] = pytree.clone((args, kwargs)), [copy_object(one.thing) for one in self.owner._objects]
+        static, objects = self._graphs[key]
         for ours, theirs in zip(pytree.tensors(static), pytree.tensors((args, kwargs)), strict=True):
             ours.copy_(theirs)
-        outputs = pytree.clone(self._call(*static[0], **static[1]))
+        given, self.owner._objects = self.owner._objects, objects
+        outputs = pytree.map_tensors(torch.clone, self._call(*static[0], **static[1]))
+        self.owner._objects = given
         for ours, theirs in zip(pytree.tensors(static), pytree.tensors((args, kwargs)), strict=True):
             theirs.copy_(ours)
         return outputs
@@ -55,6 +63,11 @@ class Replaying:
         self._graphs.clear()
 
 
+def copy_object(thing: Any) -> _Object:
+    copied = copy.deepcopy(thing)
+    return _Object(copied, ObjectContents(copied, type(thing).__qualname__))
+
+
 def capture_with_objects(call: Callable[..., Any]) -> tuple[WithObjects, Replaying]:
     made: list[Replaying] = []
 
@@ -62,7 +75,9 @@ def capture_with_objects(call: Callable[..., Any]) -> tuple[WithObjects, Replayi
         made.append(Replaying(inner))
         return made[0]
 
-    return WithObjects(call, capture), made[0]
+    found = WithObjects(call, capture)
+    made[0].owner = found
+    return found, made[0]
 
 
 def step(x: torch.Tensor, cache: Cache, *, scale: float = 1.0) -> torch.Tensor:
@@ -85,6 +100,66 @@ def test_a_step_with_a_cache_object_answers_and_moves_it_on_as_the_call_does() -
             assert torch.equal(fast(x, caches[0], scale=2.0), step(x, caches[1], scale=2.0))
             assert all(map(torch.equal, state_of(caches[0]), state_of(caches[1])))
     assert len(graph.recorded) == 1, "another object of the same kind is no new call"
+
+
+def step_that_returns(x: torch.Tensor, cache: Cache) -> dict[str, Any]:
+    return {"y": step(x, cache), "cache": cache, "nested": [cache, None]}
+
+
+def test_conversations_in_turn_get_answers_and_caches_of_their_own() -> None:
+    fast, graph = capture_with_objects(step_that_returns)
+    ours, plain = [Cache(), Cache()], [Cache(), Cache()]
+    for number in (0, 1, 0, 0, 1, 1, 0):
+        x = torch.full((2,), 1.0 + 5 * number)
+        answer = fast(x, ours[number])
+        assert torch.equal(answer["y"], step(x, plain[number]))
+        assert answer["cache"] is answer["nested"][0] is ours[number], "and not that of the recording"
+        assert all(map(torch.equal, state_of(ours[number]), state_of(plain[number])))
+    assert len(graph.recorded) == 1
+
+
+def test_parts_that_were_put_in_the_place_of_others_are_read() -> None:
+    fast, _ = capture_with_objects(step)
+    ours, plain = Cache(), Cache()
+    other = [Layer(), Layer()]
+    other[1].keys = torch.full((2,), 7.0)  # of another conversation
+    for swap in (
+        lambda c: None,
+        lambda c: setattr(c, "layers", copy.deepcopy(other)),
+        lambda c: c.layers.__setitem__(1, copy.deepcopy(other[1])),
+        lambda c: setattr(c, "table", {"seen": torch.ones(1)}),
+    ):
+        swap(ours)
+        swap(plain)
+        assert torch.equal(fast(torch.ones(2), ours), step(torch.ones(2), plain))
+        assert all(map(torch.equal, state_of(ours), state_of(plain)))
+
+
+class Lazy:
+    """A cache that allocates its memory at the first call."""
+
+    def __init__(self) -> None:
+        self.k: torch.Tensor | None = None
+        self.is_filled, self.length = False, torch.tensor(0)
+
+
+def fill(x: torch.Tensor, cache: Lazy) -> torch.Tensor:
+    if cache.k is None:
+        cache.k, cache.is_filled = torch.zeros(4, 2), True
+    cache.k[cache.length] = x
+    cache.length += 1
+    return cache.k.sum(0)
+
+
+def test_a_call_that_fills_an_empty_object_runs_as_it_is_and_those_after_it_are_captured() -> None:
+    fast, graph = capture_with_objects(fill)
+    for _ in range(2):  # a second conversation
+        ours, plain = Lazy(), Lazy()
+        for number in range(3):
+            x = torch.full((2,), float(number))
+            assert torch.equal(fast(x, ours), fill(x, plain))
+    assert ours.k is not None
+    assert len(graph.recorded) == 1
 
 
 def test_a_tensor_that_the_call_puts_in_place_is_a_new_one_each_time() -> None:

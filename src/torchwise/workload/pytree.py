@@ -47,6 +47,16 @@ def map_tensors(
     return _pytree.tree_map(visit, tree)
 
 
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Return `tree` with `function` applied to each leaf: tensors, plain values, and objects that are not walked."""
+
+    def visit(leaf: Any) -> Any:
+        contents = leaf_contents(leaf)
+        return function(leaf) if contents is None else _with(leaf, map_leaves(function, contents))
+
+    return _pytree.tree_map(visit, tree)
+
+
 def _is_array(leaf: Any) -> bool:
     import numpy  # here, as the command line is asked about itself without it
 

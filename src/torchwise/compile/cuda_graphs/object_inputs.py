@@ -4,6 +4,9 @@ A graph reads and writes tensors, not objects. So the tensors in an object becom
 are part of the signature. While the call is recorded, the object holds the graph's own tensors instead. Writes of the
 call to them are copied to the object's tensors. If the call assigns other tensors, each replay does so, too. A call
 that changes anything else of an object, such as a Python counter, is not captured, as a replay runs no Python.
+
+An empty object has places for tensors, and no tensors yet: the cache before its first prompt. A call that fills it runs
+as it is, and those after it are captured. A call may return the object. It then returns that of each caller.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ class ObjectContents:
         self.paths: list[str] = []
         self._values: list[Place] = []
         self._sizes: list[tuple[Any, int]] = []
+        self._parts: list[tuple[Any, Any, Any]] = []
         pending, visited = [(path, thing)], set[int]()
         while pending:
             holder_path, holder = pending.pop()
@@ -52,8 +56,19 @@ class ObjectContents:
                 pending += self._scan_object(holder_path, holder)
 
     def is_current(self) -> bool:
-        """Whether every container still holds as many items as before."""
-        return all(len(holder) == size for holder, size in self._sizes)
+        """Whether every container is the one of before, with as many items, and tensors where there were some."""
+        return (
+            all(len(holder) == size for holder, size in self._sizes)
+            and all(_get(holder, key) is part for holder, key, part in self._parts)
+            and all(isinstance(_get(holder, key), torch.Tensor) for holder, key in self.tensors)
+            and not any(isinstance(_get(holder, key), torch.Tensor) for holder, key in self._values)
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the object has places for tensors, and at most numbers in tensors yet, such as a length of 0."""
+        has_places = any(size == 0 for _, size in self._sizes) or any(h[k] is None for h, k in self._values)
+        return has_places and all(tensor.numel() <= 1 for tensor in self.now())
 
     def values(self) -> tuple[Any, ...]:
         """Return the object's values other than tensors, to compare."""
@@ -77,8 +92,13 @@ class ObjectContents:
             elif _key(value) is not None:
                 self._values.append((holder, key))
             else:
+                self._parts.append((holder, key, value))
                 further.append((name, value))
         return further
+
+
+def _get(holder: Any, key: Any) -> Any:
+    return holder.get(key) if isinstance(holder, dict) else holder[key]
 
 
 def _key(value: Any) -> Any:
@@ -100,6 +120,10 @@ class _Object:
     contents: ObjectContents
 
 
+class _Returned(int):
+    """Stands for the object of a number among the inputs where a call returns it, as a leaf that holds nothing."""
+
+
 class WithObjects:
     """A captured call that also accepts objects. `capture` captures a callable that takes the tensors in them."""
 
@@ -117,17 +141,21 @@ class WithObjects:
         flat_args, flat_kwargs = self._flat((args, kwargs), objects)
         if not objects:
             return self._captured(*args, **kwargs)
+        if any(one.contents.is_empty for one in objects):
+            return self._call(*args, **kwargs)
         tensors = [one.contents.now() for one in objects]
         with self._lock:
             self._objects = objects
             try:
-                outputs, moved = self._captured(tensors, *flat_args, **flat_kwargs)
+                outputs, moved, returns_objects = self._captured(tensors, *flat_args, **flat_kwargs)
             finally:
                 self._objects = []
         for place, tensor in moved.items():
             holder, key = _place(objects, place)
             holder[key] = tensor
-        return outputs
+        if not returns_objects:
+            return outputs
+        return pytree.map_leaves(lambda leaf: objects[leaf].thing if type(leaf) is _Returned else leaf, outputs)
 
     def get_bypass(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         """Return a faster callable for calls of this signature."""
@@ -186,7 +214,11 @@ class WithObjects:
                 state.restore()
             raise
         _assign_tensors(objects, kept)
-        return outputs, {place: new for place, (old, new) in enumerate(pairs) if new is not old}
+        numbers = {id(one.thing): _Returned(number) for number, one in enumerate(objects)}
+        returned = [leaf for _, leaf in pytree.list_named_leaves(outputs) if id(leaf) in numbers]
+        if returned:
+            outputs = pytree.map_leaves(lambda leaf: numbers.get(id(leaf), leaf), outputs)
+        return outputs, {place: new for place, (old, new) in enumerate(pairs) if new is not old}, bool(returned)
 
 
 def _refuse_changes(objects: list[_Object], before: list[tuple[Any, ...]]) -> None:

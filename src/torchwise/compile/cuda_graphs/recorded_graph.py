@@ -46,8 +46,9 @@ class Graph:
         """Copy the inputs in, replay, and copy the written inputs back."""
         copy_each(self.inputs, tensors)
         self.replay()
-        for position in self.written:
-            tensors[position].copy_(self.inputs[position])
+        copy_each(
+            [tensors[position] for position in self.written], [self.inputs[position] for position in self.written]
+        )
 
 
 def graph_key_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GraphKey:
