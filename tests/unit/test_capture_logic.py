@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from torchwise._torch.dispatch import copy_each
-from torchwise.compile.cuda_graphs import graph_pool
+from torchwise.compile.cuda_graphs import graph_pool, recorded_graph
 from torchwise.compile.cuda_graphs.call_graph import CapturedCall
 from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
 from torchwise.compile.cuda_graphs.graph_pool import GraphPool
@@ -691,6 +691,16 @@ def test_several_tensors_are_copied_at_once(count: int, monkeypatch: pytest.Monk
     copy_each(into, values)
     assert all(map(torch.equal, into, values))
     assert launches == ([count] if count else [])
+
+
+def test_written_inputs_are_copied_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, given = [torch.zeros(2) for _ in range(3)], [torch.full((2,), float(n)) for n in range(3)]
+    graph = Graph(lambda: [tensor.add_(10) for tensor in own], own, None, [0, 2])
+    copied: list[int] = []
+    monkeypatch.setattr(recorded_graph, "copy_each", lambda a, b: copied.append(len(a)) or copy_each(a, b))
+    graph.run(given)
+    assert [float(tensor[0]) for tensor in given] == [10, 1, 12]
+    assert copied == [3, 2]
 
 
 @pytest.mark.parametrize(("into", "values"), [(0, 1), (1, 2), (2, 1)])

@@ -20,23 +20,25 @@ class Device:
         self.now_ms = 0.0
         self.is_capturing = self.fails = False
         self.waits = 0
+        self.streams: list[object] = []
 
     def event(self, *, enable_timing: bool) -> Event:
         assert enable_timing
         return Event(self)
-
-    def synchronize(self) -> None:
-        self.waits += 1
 
 
 class Event:
     def __init__(self, device: Device) -> None:
         self.device, self.at_ms = device, 0.0
 
-    def record(self) -> None:
+    def record(self, stream: object) -> None:
         if self.device.fails:
             raise RuntimeError("CUDA error")
+        self.device.streams.append(stream)
         self.at_ms = self.device.now_ms
+
+    def synchronize(self) -> None:
+        self.device.waits += 1
 
     def elapsed_time(self, end: Event) -> float:
         if self.device.fails:
@@ -61,7 +63,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: found.is_capturing)
     monkeypatch.setattr(torch.cuda, "Event", found.event)
-    monkeypatch.setattr(torch.cuda, "synchronize", found.synchronize)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda of: f"the stream of {of}")
+    monkeypatch.setattr(timing, "device_of_parameters", lambda _: torch.device("cuda:1"))
     monkeypatch.setattr(timing, "device_type_of", lambda thing: "cuda" if isinstance(thing, OnGpu) else "cpu")
     return found
 
@@ -81,6 +84,7 @@ def test_calls_on_a_gpu_take_the_time_between_their_events(device: Device) -> No
     assert device.waits > 0
     assert module.seconds == pytest.approx(5 * 0.003)
     assert module.inputs[0].seconds == pytest.approx(5 * 0.003)
+    assert device.streams == ["the stream of cuda:1"] * 10, "that of the module, whatever GPU the program is at"
 
 
 def test_a_single_call_takes_all_its_time(device: Device) -> None:

@@ -47,7 +47,8 @@ class Kind:
         """Return the mean time of a call on its device. The first call counts only if there is no other."""
         with contextlib.suppress(RuntimeError):  # such as events of two devices
             if self.events:
-                torch.cuda.synchronize()
+                for _, end in self.events:
+                    end.synchronize()
                 return statistics.fmean(begin.elapsed_time(end) for begin, end in self.events[1:] or self.events) / 1e3
         return (self.seconds - self.first_s) / (self.calls - 1) if self.calls > 1 else self.seconds
 
@@ -165,11 +166,16 @@ def merge_calls(several: Sequence[Calls]) -> Calls:
 
 def device_type_of(thing: Any) -> str:
     """Return "cuda" if the first parameter of a module is there, or for a function if there is a GPU, else "cpu"."""
-    if isinstance(thing, torch.nn.Module):
-        first = next(thing.parameters(), None)
-        if first is not None:
-            return first.device.type
+    device = device_of_parameters(thing)
+    if device is not None:
+        return device.type
     return "cuda" if torch.cuda.is_initialized() else "cpu"
+
+
+def device_of_parameters(thing: Any) -> torch.device | None:
+    """Return the device of the first parameter of a module, or None if it has none, as a function."""
+    first = next(thing.parameters(), None) if isinstance(thing, torch.nn.Module) else None
+    return None if first is None else first.device
 
 
 def is_capturing() -> bool:
@@ -177,15 +183,13 @@ def is_capturing() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def record_event(thing: Any = None) -> Any:
-    """Record an event on the GPU, or return None without one, while a graph is captured, or if `thing` is elsewhere."""
-    if not torch.cuda.is_initialized() or is_capturing():
-        return None
-    if thing is not None and device_type_of(thing) != "cuda":
+def record_event(thing: Any) -> Any:
+    """Record an event on the GPU of a module or function, or return None without one, or while a graph is captured."""
+    if not torch.cuda.is_initialized() or is_capturing() or device_type_of(thing) != "cuda":
         return None
     try:
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(device_of_parameters(thing)))  # which may not be that of the program
     except RuntimeError:  # the GPU failed: its error is the program's to meet
         return None
     return event

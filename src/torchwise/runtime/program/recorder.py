@@ -134,7 +134,7 @@ class CallRecorder:
                 calls.others += 1
                 calls.others_s += seconds
                 return
-            end = None if begin is None else record_event()
+            end = None if begin is None else record_event(calls.live)
             kind.count(seconds, None if end is None else (begin, end))
 
     def _find(self, thing: Any) -> Calls | None:
