@@ -287,6 +287,19 @@ def test_a_folder_is_no_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert _is_installed("torch")
 
 
+def test_a_package_that_is_not_built_for_a_device_is_missing_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is exported to find that out."""
+    monkeypatch.setattr("torchwise.plan.choice._has_file", lambda package, _pattern: package != "onnxruntime")
+    monkeypatch.setattr("torchwise.plan.choice._is_installed", lambda _package: True)
+    choice = load_choices()["backend", "onnxruntime"]
+    lacks = "this onnxruntime is not built for cuda: pip install onnxruntime-gpu"
+    spaces = {device: PlanSpace(device, "inference", frozenset()) for device in ("cpu", "cuda")}
+    assert spaces["cuda"].excludes(choice) == lacks
+    assert spaces["cpu"].excludes(choice) != lacks
+    with pytest.raises(UnsupportedError, match=f"backend is 'onnxruntime', but {lacks}"):
+        load_backend("onnxruntime", "cuda")
+
+
 def test_a_missing_package_is_named_with_its_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
     choice = replace(load_choices()["transforms", "eager_strides"], packages=("not_there",))
     monkeypatch.setitem(CHOICES, choice.key, choice)

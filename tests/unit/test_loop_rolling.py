@@ -153,6 +153,18 @@ def test_a_loop_is_one_body() -> None:
     assert (backend.rolled, backend.reasons) == (1, [])
 
 
+def log_usage(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(6):
+        torch._C._log_api_usage_once("torchwise.test")  # as PyTorch's and other libraries' modules do
+        x = x.sin() + 0.1 * x.cos()
+    return x
+
+
+def test_a_count_of_usage_is_no_part_of_a_loop() -> None:
+    sizes, backend = check(log_usage, torch.randn(4))
+    assert (sizes, backend.rolled, backend.reasons) == ([4], 1, [])
+
+
 def divide(x: torch.Tensor) -> torch.Tensor:
     for _ in range(6):
         x = torch.tanh(x.reshape(2 * x.shape[0], -1)).reshape(x.shape) + x / x.size(0)

@@ -32,6 +32,7 @@ NO_AUTOCAST = PrivateName("torch._C", "_DisableAutocast")
 SET_GRAD = PrivateName("torch._C", "_set_grad_enabled")
 ONLY_LIFT_CPU = PrivateName("torch._C", "_set_only_lift_cpu_tensors")
 """Has constants stay on the CPU while fake tensors are made, so that a mode sees their copies."""
+LOG_USAGE = PrivateName("torch._C", "_log_api_usage_once")
 ENTER_AUTOCAST = PrivateName("torch.amp.autocast_mode", "_enter_autocast")
 C_MODULE = "torch._C"
 """The module whose functions are public as those of `torch`."""
@@ -83,6 +84,11 @@ def list_function_modes() -> list[Any]:
 def sets_grad_mode(target: Any) -> bool:
     """Return whether a node with this target switches gradients on or off."""
     return target is SET_GRAD.get()
+
+
+def logs_usage(target: Any) -> bool:
+    """Return whether a node with this target only counts that a feature of PyTorch is used."""
+    return target is LOG_USAGE.get()
 
 
 def enters_autocast(target: Any) -> bool:

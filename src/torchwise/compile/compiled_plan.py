@@ -200,15 +200,16 @@ def _compile_call(
 ) -> Callable[..., Any]:
     """Compile the whole callable, with casts for each form of the original's outputs, or each repeated block."""
     if not IOCasts.is_needed(plan):
-        return _compiler(inside, plan, backend_override, recompiles, varying)(lambda call: call)
+        return _compiler(inside, plan, device, backend_override, recompiles, varying)(lambda call: call)
     casts = IOCasts(plan, device)
-    compiled = _compiler(inside, plan, backend_override, recompiles, varying)
+    compiled = _compiler(inside, plan, device, backend_override, recompiles, varying)
     return ByForm(original, lambda form: casts.wrap_compiled(compiled(lambda call: casts.wrap(call, form)), form))
 
 
 def _compiler(
     inside: Callable[..., Any],
     plan: Plan,
+    device: str,
     backend_override: Backend | None,
     recompiles: Recompiles,
     varying: Mapping[str, tuple[int, ...]],
@@ -217,7 +218,7 @@ def _compiler(
     if backend_override is not None and plan.backend != "eager":
         compiled = backend_override(entry_of(inside), plan)
         return lambda wrap_call: wrap_call(compiled)
-    backend: Callable[..., Any] = load_backend(plan.backend)
+    backend: Callable[..., Any] = load_backend(plan.backend, device)
     if plan.scope == "regional":
         if not isinstance(inside, torch.nn.Module):
             raise UnsupportedError("scope is 'regional', but a function has no repeated blocks: pass a module")

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchwise.errors import InputError
@@ -117,6 +118,8 @@ class Choice:
         derives_weights: whether a rewrite makes others from the weights, which the code reads. The same holds then.
         dynamic_shapes: whether a backend can compile for all sizes at once, or a capture can record each size.
         packages: the packages that it needs beside PyTorch, by the names that are imported.
+        builds: files that the first of them has only if it was built for a device, as (device, pattern below its
+            folder, package to install).
         detectors: functions that find in a model the traits that only this choice needs, as (trait, function). A
             function takes the model, and returns whether it has the trait. For a rewrite at stage "trace" it takes
             the graph of the functions that a call runs.
@@ -154,6 +157,7 @@ class Choice:
     derives_weights: bool = False
     dynamic_shapes: bool = False
     packages: tuple[str, ...] = ()
+    builds: tuple[tuple[str, str, str], ...] = ()
     detectors: tuple[tuple[Trait, Code], ...] = ()
     parts: Code | None = None
 
@@ -178,16 +182,31 @@ class Choice:
         """Its key: the field and the value, which for an option is its name and value."""
         return (self.field, self.value)
 
-    def tell_missing_package(self) -> str | None:
-        """Return which of its packages is not installed, and how to install it, or None. Nothing is imported."""
+    def tell_missing_package(self, device: str | None = None) -> str | None:
+        """Return which of its packages is not installed, and how to install it, or None. Nothing is imported.
+
+        With a device, a package that was not built for it counts as missing.
+        """
         missing = [name for name in self.packages if name not in sys.modules and not _is_installed(name)]
-        return f"it needs {missing[0]}, which is not installed: pip install {' '.join(missing)}" if missing else None
+        if missing:
+            return f"it needs {missing[0]}, which is not installed: pip install {' '.join(missing)}"
+        for name, pattern, package in self.builds:
+            if name == device and not _has_file(self.packages[0], pattern):
+                return f"this {self.packages[0]} is not built for {device}: pip install {package}"
+        return None
 
 
 @functools.cache  # a search asks a thousand times
 def _is_installed(package: str) -> bool:
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None  # or it is a mere folder of that name
+
+
+@functools.cache
+def _has_file(package: str, pattern: str) -> bool:
+    spec = importlib.util.find_spec(package)
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    return any(next(Path(folder).glob(pattern), None) for folder in folders)
 
 
 ANY = "*"

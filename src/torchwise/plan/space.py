@@ -52,7 +52,7 @@ class PlanSpace:
             return f"it is for {' and '.join(choice.modes)}, and this is {self.mode}"
         if not self.allow.allows(choice.numerics):
             return f"it is {choice.numerics}, and only up to {self.allow} is allowed"
-        if lacking := choice.tell_missing_package():
+        if lacking := choice.tell_missing_package(self.device):
             return lacking
         if missing := [need for need in choice.required_traits if need not in self.traits]:
             return _explain_missing(missing[0])

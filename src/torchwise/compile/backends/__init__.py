@@ -20,18 +20,19 @@ effect, and the callable's own exceptions come through. `torchwise.testing.backe
 """
 
 
-def load_backend(name: str) -> Backend:
-    """Return the backend of that name.
+def load_backend(name: str, device: str | None = None) -> Backend:
+    """Return the backend of that name, for a device.
 
     Raises:
-        UnsupportedError: there is none, a package of it is missing, or its declaration names no function.
+        UnsupportedError: there is none, a package of it is missing, or not built for the device, or its declaration
+            names no function.
     """
     if name == "eager":
         return _compile_nothing
     choice = load_choices().get(("backend", name))
     if choice is None:
         raise UnsupportedError(f"backend is {name!r}, but there are {', '.join(('eager', *list_values('backend')))}")
-    if (lacking := choice.tell_missing_package()) is not None:
+    if (lacking := choice.tell_missing_package(device)) is not None:
         raise UnsupportedError(f"backend is {name!r}, but {lacking}")
     if choice.realized_by is None:
         raise UnsupportedError(f"backend is {name!r}, but its declaration names no function that compiles")

@@ -255,9 +255,11 @@ _METHODS = ("select", "narrow")
 
 
 def hoist_views(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return the same graph with each part taken right after its whole."""
+    """Return the same graph with each part taken right after its whole, and without counts of usage."""
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
+    for node in [node for node in graph.nodes if dispatch.logs_usage(node.target)]:
+        graph.erase_node(node)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     last: dict[Node, Node] = {}  # maps a whole to the node after which its next part is taken
     for node in [node for node in graph.nodes if _is_view(node)]:

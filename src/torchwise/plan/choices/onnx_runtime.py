@@ -31,5 +31,6 @@ register(
         keeps_code=False,
         freezes_weights=True,
         packages=("onnxruntime", "onnx", "onnxscript"),
+        builds=(("cuda", "capi/*onnxruntime_providers_cuda*", "onnxruntime-gpu"),),
     ),
 )
