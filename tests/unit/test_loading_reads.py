@@ -94,6 +94,28 @@ def test_a_missing_file_that_appears_is_noticed(folder: Path) -> None:
     assert recall_identity(file) is None
 
 
+LOOKS = 'os.path.exists("flag"); Path("here").is_dir(); os.access("two", os.R_OK); list(Path("data").glob("*.bin"))'
+
+
+def test_a_file_that_was_only_looked_for_is_noticed_as_it_appears_or_goes(folder: Path) -> None:
+    for name in ("here", "data"):
+        (folder / name).mkdir()
+        os.utime(folder / name, (0, 0))
+    (folder / "two").write_text("")
+    file = load(f"import os; from pathlib import Path; {LOOKS}")
+    assert recall_identity(file) == "the identity"
+    (folder / "two").write_text("its contents are of no interest")
+    (folder / "here" / "more").write_text("nor are these")
+    assert recall_identity(file) == "the identity"
+    for path in (folder / "flag", folder / "data" / "1.bin"):
+        path.write_text("")
+        assert recall_identity(file) is None
+        path.unlink()
+        assert recall_identity(file) == "the identity"
+    (folder / "two").unlink()
+    assert recall_identity(file) is None
+
+
 @pytest.mark.parametrize(
     "more",
     [

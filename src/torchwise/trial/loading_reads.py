@@ -2,7 +2,8 @@
 
 A worker that loads a target records each file and folder that Python reads meanwhile (`sys.addaudithook`), and writes
 their digests with the identity that it found. A later search compares the digests, which takes milliseconds. The name
-of that file depends on the target, its device, mode and seed, the folder, and the environment variables.
+of that file depends on the target, its device, mode and seed, the folder, and the environment variables. Of a file that
+is only looked for, as by `os.path.exists`, it is compared whether it exists, and whether it is a folder.
 
 A digest may not say everything. So no file is written if loading used a network, a database or another process, if
 a file was changed meanwhile, or for a model that C++ reads from its file (TorchScript, exported graphs). Then the next
@@ -11,14 +12,15 @@ search loads and profiles the model again, as it does for every difference.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from torchwise.parsing import parse_json
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.files import write_atomically
 
-FORMAT = 2
+FORMAT = 3
 OPAQUE = (
     *("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "os.startfile"),
     *("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "sqlite3.connect", "urllib.Request"),
@@ -36,6 +38,8 @@ OPAQUE = (
 """Audit events of what no digest of files can show."""
 VARYING = ("_", "SHLVL", "OLDPWD", "COLUMNS", "LINES", "PYTEST_CURRENT_TEST")
 """Environment variables that differ between two commands of one shell."""
+LOOKS = ("stat", "lstat", "access")
+"""Functions of `os` by which `os.path` and `pathlib` look for a file."""
 MAX_HASHED = 2**22
 """Bytes of a file up to which its contents are compared. A larger one is compared by its size and date."""
 SETTLED_S = 1.0
@@ -60,10 +64,11 @@ def recall_identity(file: Path) -> str | None:
     """Return the identity of the target whose reads a file holds, or None if anything differs or is unknown."""
     try:
         kept = parse_json(file.read_bytes())
-        reads, identity = dict(kept["reads"]), str(kept["identity"])
+        reads, looks, identity = dict(kept["reads"]), dict(kept["looks"]), str(kept["identity"])
     except (OSError, InputError, KeyError, TypeError, ValueError):
         return None
-    return identity if all(_digest(path) == digest for path, digest in reads.items()) else None
+    is_same = all(_digest(path) == digest for path, digest in reads.items())
+    return identity if is_same and all(_kind_of(path) == kind for path, kind in looks.items()) else None
 
 
 class LoadingReads:
@@ -71,6 +76,7 @@ class LoadingReads:
 
     def __init__(self) -> None:
         self._paths: dict[str, None] = {}
+        self._looked_for: dict[str, None] = {}
         self._is_open = False
         self._is_complete = True
         self._start = time.time()
@@ -81,9 +87,23 @@ class LoadingReads:
         sys.addaudithook(self._hear)
         self._is_open = True
         try:
-            yield
+            with ExitStack() as stack:
+                for name in LOOKS:  # which no audit event tells of
+                    former = getattr(os, name)
+                    setattr(os, name, self._note_looks(former))
+                    stack.callback(setattr, os, name, former)
+                yield
         finally:
             self._is_open = False
+
+    def _note_looks(self, look: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(look)
+        def noted(path: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(path, (str, bytes, os.PathLike)) and kwargs.get("dir_fd") is None:
+                self._looked_for.setdefault(os.path.abspath(os.fsdecode(path)))
+            return look(path, *args, **kwargs)
+
+        return noted
 
     def keep(self, file: str, identity: str) -> None:
         """Write the digests with an identity, unless something was read that they do not show."""
@@ -91,7 +111,9 @@ class LoadingReads:
         paths = [path for path in dict.fromkeys([*self._paths, *filter(None, own)]) if not path.startswith(_VIRTUAL)]
         if not self._is_complete or any(_changed_at(path) > self._start - SETTLED_S for path in paths):
             return
-        text = json.dumps({"identity": identity, "reads": {path: _digest(path) for path in paths}})
+        looks = [path for path in self._looked_for if path not in self._paths and not path.startswith(_VIRTUAL)]
+        found = {"reads": {path: _digest(path) for path in paths}, "looks": {path: _kind_of(path) for path in looks}}
+        text = json.dumps({"identity": identity, **found})
         with suppress(OSError, StorageError):  # the next search profiles the model again
             Path(file).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(text, file)
@@ -131,6 +153,13 @@ def _changed_at(path: str) -> float:
         return os.stat(path).st_mtime
     except OSError:
         return 0.0
+
+
+def _kind_of(path: str) -> str:
+    """Return what is at a path."""
+    if os.path.isdir(path):
+        return "folder"
+    return "file" if os.path.exists(path) else ""
 
 
 def _digest(path: str) -> str:
