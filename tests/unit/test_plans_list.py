@@ -13,8 +13,11 @@ from typer.testing import CliRunner
 
 from builders import a_study
 from torchwise.cli.plans import plans
+from torchwise.plan import EAGER
 from torchwise.records import Decision, StudyState
+from torchwise.records.answer import Answer
 from torchwise.report.facts import when
+from torchwise.report.studies import to_csv
 from torchwise.store import open_storage
 
 STUDY = a_study()
@@ -78,6 +81,20 @@ def test_what_is_listed_is_written_as_json(store: str, tmp_path: Path) -> None:
     assert study["speedup"]["mid"] == STUDY.decision.speedup.mid
     list_plans(store, "--target", LONG, "--json", str(file))
     assert [(s["target"], s["plan"]) for s in json.loads(file.read_text())["studies"]] == [(LONG, None)]
+
+
+def test_a_decision_that_the_measurements_do_not_show_is_listed_as_inconclusive(tmp_path: Path) -> None:
+    store = str(tmp_path / "store.db")
+    assert STUDY.decision is not None
+    for number, answer in enumerate((Answer.INCONCLUSIVE, Answer.NO)):
+        stays = replace(STUDY.decision, plan=EAGER, speedup=None, answer=answer, reason='"answer":"inconclusive"')
+        study = replace(STUDY, decision=stays, inspection=replace(STUDY.inspection, identity=f"model {number}"))
+        with open_storage(store) as storage:
+            storage.import_study(study)
+    with open_storage(store) as storage:
+        assert [study.decided for study in storage.list_studies()] == ["eager", "inconclusive: eager"]
+        assert "inconclusive: eager" in to_csv(storage.list_studies())
+    assert list_plans(store).count("inconclusive: eager") == 1
 
 
 def test_a_store_without_a_study_of_the_target_is_not_called_empty(store: str, tmp_path: Path) -> None:

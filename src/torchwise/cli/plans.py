@@ -257,7 +257,7 @@ def _cells(row: StudySummary) -> tuple[object, ...]:
         row.state,
         row.trials,
         created,
-        row.plan or "–",
+        row.decided or "–",
         speedup(row.speedup),
     )
 
@@ -266,7 +266,7 @@ def _paragraph(row: StudySummary) -> str:
     from torchwise.records.format import speedup
     from torchwise.report.facts import when
 
-    plan = f"\n  {row.plan}{f', {speedup(row.speedup)}' if row.speedup else ''}" if row.plan else ""
+    plan = f"\n  {row.decided}{f', {speedup(row.speedup)}' if row.speedup else ''}" if row.plan else ""
     trials = f"{row.trials} trial{'s' * (row.trials != 1)}"
     facts = (row.device, row.mode, row.state, trials, when(row.created_at))
     return f"study {row.id}: {row.target}\n  {', '.join(filter(None, facts))}{plan}"

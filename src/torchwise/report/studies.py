@@ -94,7 +94,7 @@ def to_csv(summaries: Iterable[StudySummary]) -> str:
 def _raw_cells(one: StudySummary) -> tuple[doc.Value, ...]:
     speedup = (one.speedup.mid, one.speedup.low, one.speedup.high) if one.speedup else (None, None, None)
     created_at = datetime.fromtimestamp(one.created_at, UTC).isoformat()
-    plan = show.one_line(one.plan) if one.plan else None
+    plan = show.one_line(one.decided) if one.decided else None
     return (one.id, show.one_line(one.target), one.mode, one.device, one.state, one.trials, plan, *speedup, created_at)
 
 
@@ -131,7 +131,7 @@ def _study_row(found: StudySummary) -> doc.Row:
         f"{found.mode} on {found.device}",
         doc.Cell(found.state.value, doc.Tone.GOOD if found.state is StudyState.DECIDED else doc.Tone.WARNING),
         found.trials,
-        found.plan or None,
+        found.decided or None,
         doc.Cell(show.speedup(speedup), doc.Tone.PLAIN if is_figure else doc.Tone.WARNING),
         when(found.created_at),
     )

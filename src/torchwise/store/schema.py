@@ -20,6 +20,7 @@ from torchwise.parsing import parse_json
 from torchwise.plan import Numerics
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Interval, Study, StudyState, codec
+from torchwise.records.answer import Answer
 
 T = TypeVar("T")
 State = TypeVar("State", bound=StrEnum)
@@ -184,6 +185,7 @@ class StudySummary:
         plan: the decided plan as text, or None while undecided.
         speedup: of the decided plan, or None while undecided, and for eager.
         created_at: seconds since the epoch.
+        is_inconclusive: whether eager is decided for only as the measurements do not show if a plan is faster.
     """
 
     id: int
@@ -195,6 +197,12 @@ class StudySummary:
     plan: str | None
     speedup: Interval | None
     created_at: float
+    is_inconclusive: bool = False
+
+    @property
+    def decided(self) -> str | None:
+        """The decided plan as lists name it: with a word before it if the decision is inconclusive."""
+        return f"{Answer.INCONCLUSIVE}: {self.plan}" if self.plan and self.is_inconclusive else self.plan
 
 
 def dump(record: Any) -> str:

@@ -13,10 +13,14 @@ from sqlalchemy import Connection, and_, delete, func, insert, literal, select, 
 from torchwise.errors import StorageError
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Decision, Interval, Study, StudyState
+from torchwise.records.answer import Answer
 from torchwise.records.decision import DECISION_SCHEMA as DECISION_FORMAT
 from torchwise.records.study import SCHEMA as STUDY_FORMAT
 from torchwise.store.claims import add_finished, now, read_trials, require
 from torchwise.store.schema import StudyKey, StudySummary, decisions, dump, load, state_of, studies, trials
+
+INCONCLUSIVE = f'"answer":"{Answer.INCONCLUSIVE}"'
+"""The part of a stored decision that says so. No text in it has these quotes as they are."""
 
 
 def find(connection: Connection, key: StudyKey) -> int | None:
@@ -120,6 +124,7 @@ def summaries(connection: Connection, target: str | None, limit: int | None) -> 
             decisions.c.speedup_low,
             decisions.c.speedup_mid,
             decisions.c.speedup_high,
+            decisions.c.record.contains(INCONCLUSIVE).label("is_inconclusive"),
             count.label("trials"),
         )
         .select_from(studies)
@@ -162,6 +167,7 @@ def _summary(row: Any) -> StudySummary:
         plan=row.plan,
         speedup=Interval(row.speedup_low, row.speedup_mid, row.speedup_high) if has_speedup else None,
         created_at=row.created_at,
+        is_inconclusive=bool(row.is_inconclusive),
     )
 
 
