@@ -22,8 +22,10 @@ from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Interval
 from torchwise.runtime.api import Study
+from torchwise.runtime.components.statistics import ComponentStatistics
 from torchwise.runtime.program import StoredPlans, recorder, tuning
 from torchwise.runtime.program.recorder import CallRecorder
+from torchwise.runtime.program.start_costs import explain_loss
 from torchwise.store import open_storage
 from torchwise.workload.identity import describe_example
 
@@ -61,6 +63,7 @@ class Searches:
     def __init__(self, plan: Plan = THREADS) -> None:
         self.plan = plan
         self.asked: list[tuple[Any, Any]] = []
+        self.changes: dict[str, Any] = {}
 
     def __call__(self, request: Any, workload: Any, store: str | None, **_options: Any) -> Study:
         self.asked.append((request, workload))
@@ -71,6 +74,7 @@ class Searches:
             inputs=tuple(describe_example(example) for example in workload.examples),
             speedup=speedup,
             workload=request.workload,
+            **self.changes,
         )
         study = replace(a_study(), workload=request.workload, decision=decision)
         if store:
@@ -234,6 +238,63 @@ def test_a_later_run_uses_the_stored_plans_by_structure(searches: Searches, tmp_
     assert len(plans.notes) == 1
     assert "Net runs as written, as it was tuned in another form" in next(iter(plans.notes))
     assert type(other) is Net
+
+
+@pytest.mark.parametrize(("calls", "optimized"), [(3, 0), (4, 1), (9, 6)])
+def test_a_plan_is_used_once_the_calls_have_taken_as_long_as_its_start(
+    calls: int, optimized: int, searches: Searches, tmp_path: Path
+) -> None:
+    """So a run that is shorter than the plan's start is as quick as without it."""
+    searches.changes = {"baseline_s": 0.1, "cold_s": 60.0, "warm_s": 0.25}
+
+    @torch.no_grad()
+    def program(times: int = 1) -> None:
+        net = Net().eval()
+        for _ in range(times):
+            net(X)
+
+    store = str(tmp_path / "s.db")
+    tw.tune_program(program, store=store).restore()
+    with StoredPlans(program.__qualname__, store) as plans:
+        program(calls)
+    assert [found.statistics.optimized for _, found in plans.placed] == ([optimized] if optimized else [])
+    text = f"Net ran as written: {THREADS} takes 250 ms to start, and 3 calls took about 300 ms. It is used once they"
+    assert [note for note in plans.notes if note.startswith(text)] == list(plans.notes) if not optimized else True
+
+
+def test_the_compile_caches_of_a_decided_plan_are_kept_for_programs(
+    searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def search(*asked: Any, caches: Any, **options: Any) -> Study:
+        for plan in (THREADS, EAGER):
+            folder = Path(caches.new(plan))
+            for name in ("fxgraph/key", "triton/kernel", "other"):
+                (folder / name).parent.mkdir(exist_ok=True)
+                (folder / name).write_text(str(plan))
+        return searches(*asked, **options)
+
+    user = tmp_path / "inductor"
+    user.mkdir()
+    (user / "other").write_text("as it was")
+    monkeypatch.setattr(tuning, "search", search)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(user))
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    net = Net().eval()
+    tw.tune_program(lambda: net(X))
+    found = {str(file.relative_to(user)): file.read_text() for file in user.rglob("*") if file.is_file()}
+    assert found == {"fxgraph/key": str(THREADS), "triton/0/kernel": str(THREADS), "other": "as it was"}
+
+
+@pytest.mark.parametrize("compile_s", [0.9, 5.0])
+def test_a_start_that_cost_more_than_a_run_saved_is_named(compile_s: float) -> None:
+    decision = replace(make_decision(Net(), THREADS), speedup=Interval(1.9, 2.0, 2.1), baseline_s=0.01)
+    said = explain_loss("Net", ComponentStatistics(str(THREADS), optimized=100, compile_s=compile_s), decision)
+    if compile_s < 1:
+        assert said is None
+    else:
+        assert said == (
+            "the plan of Net took 5.00 s to start in this run, and its calls saved about 500 ms: it pays in longer runs"
+        )
 
 
 def test_compiled_functions_and_modules_get_plans_too(searches: Searches, tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ def test_waiting_is_no_part_of_a_budget_if_that_is_asked_for(
 
 
 def test_a_search_says_how_long_it_waited_even_if_it_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def run_study(_request: object, _storage: object, _launcher: object, listener: Any) -> None:
+    def run_study(_request: object, _storage: object, _launcher: object, listener: Any, **_: object) -> None:
         listener.stage(WAITING)
         time.sleep(0.02)
         listener.stage("load")

@@ -32,7 +32,7 @@ from torchwise.records.listener import Listener
 if TYPE_CHECKING:
     from torchwise.runtime import OptimizedFunction, OptimizedModule, OptimizedStep
     from torchwise.runtime.fallback_reason import Fallback
-    from torchwise.study import Request
+    from torchwise.study import Caches, Request
     from torchwise.workload import Example, Workload
     from torchwise.workload.train_step import TrainStep
 
@@ -214,10 +214,11 @@ def search(
     *,
     progress: bool = True,
     note_wait: Callable[[float], object] | None = None,
+    caches: Caches | None = None,
 ) -> Study:
     """Run the study of a request in worker processes, for a live workload or a target.
 
-    `note_wait` gets the seconds that went by waiting for other Torchwise processes, also if the study raises.
+    `caches` keeps the compile caches of the best plans. `note_wait` gets the seconds that went by waiting for other Torchwise processes, also if the study raises.
 
     Raises:
         InputError: the model cannot be sent to a worker.
@@ -233,7 +234,9 @@ def search(
         spent = Stopwatch(listener.stage)
         listener.stage = spent.stage
         try:
-            record = run_study(replace(request, source=file.source), storage, ProcessLauncher(), listener)
+            record = run_study(
+                replace(request, source=file.source), storage, ProcessLauncher(), listener, caches=caches
+            )
         finally:
             if note_wait is not None:
                 note_wait(spent.waited_s)

@@ -64,7 +64,7 @@ def place(module: torch.nn.Module, component: Component) -> None:
     if (placed := find_in_place(module)) is not None:
         raise InputError(f"this {type(module).__name__} is component {placed.name!r} already: register it once")
     try:
-        object.__setattr__(module, "__class__", _derive_class(type(module), component))  # type: ignore[arg-type]
+        object.__setattr__(module, "__class__", _derive_class(type(module), component))
     except TypeError as error:
         raise InputError(
             f"a {type(module).__name__} cannot be registered in place ({error}): register a function that calls it"

@@ -1,4 +1,9 @@
-"""Run a program by the decisions of the store, without a change to it: each is found by its module's structure."""
+"""Run a program by the decisions of the store, without a change to it: each is found by its module's structure.
+
+A plan takes seconds to start, for compiling, and a decision is for many calls. A run may be shorter than that. So a
+module runs as written until its calls have taken as long as its plan takes to start. A short run is then never slower
+by its plans, and a long one loses at most as many seconds.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +23,7 @@ from torchwise.runtime.components.component import Component
 from torchwise.runtime.program.decisions import OTHER_SIZES, explain_eager, read_decisions, stays_as_written
 from torchwise.runtime.program.placement import config_of, place_decision, workload_of
 from torchwise.runtime.program.recorder import autocast_dtype, original_of, watched_compile
+from torchwise.runtime.program.start_costs import WaitingPlan, explain_loss
 from torchwise.runtime.staleness import stale_because
 
 logger = logging.getLogger("torchwise")
@@ -36,11 +42,11 @@ def target_of(program: str, thing: Any) -> str:
 
 @dataclass(slots=True)
 class _Seen:
-    """A module or function that was called: in which forms a plan was looked for, and whether one is in its place."""
+    """A module or function that was called: the plan for each form of its calls, and whether one is in its place."""
 
     weakly: weakref.ref[Any]
     name: str
-    forms: set[Hashable] = field(default_factory=set)
+    forms: dict[Hashable, WaitingPlan | None] = field(default_factory=dict)
     is_placed: bool = False
     note: str = ""
 
@@ -51,7 +57,7 @@ def _form_of(thing: Any) -> Hashable:
 
 
 class StoredPlans:
-    """Places a stored plan in front of each module of a program that was tuned, at its first call in the plan's mode.
+    """Places a stored plan in front of each module of a program that was tuned, once its start pays.
 
     Modules of classes without a plan are called as if there was no hook.
 
@@ -78,6 +84,8 @@ class StoredPlans:
             if (newest := self._decisions[name][0]).plan.is_eager:
                 self.notes[explain_eager(name, newest)] = None
         self._called: set[str] = set()
+        self._placed_for: list[Decision] = []
+        self._waiting: dict[str, WaitingPlan] = {}
         self._former: CallHook | None = None
         self._compile: Any = None
         self._watched: Any = None
@@ -92,6 +100,11 @@ class StoredPlans:
         if torch.compile is self._watched:  # and not what a library has put in its place
             torch.compile = self._compile
         set_call_hook(self._former)
+        for name, waiting in self._waiting.items():
+            self.notes[waiting.explain(name)] = None
+        for (name, component), decision in zip(self.placed, self._placed_for, strict=True):
+            if (loss := explain_loss(name, component.statistics, decision)) is not None:
+                self.notes[loss] = None
         for name in sorted(self._classes - self._called):
             self.notes[f"{name} has a plan, but no call of it was seen in this process"] = None
 
@@ -104,11 +117,25 @@ class StoredPlans:
         if seen.name not in self._classes:  # its parts may have been tuned in its place
             return call_with_parts_apart(run, args, kwargs)
         self._called.add(seen.name)
-        if not seen.is_placed and (form := _form_of(thing)) not in seen.forms:
-            seen.forms.add(form)
-            if (component := self._place(thing, seen)) is not None:
-                return component.answer(run, args, kwargs)
+        if not seen.is_placed and (component := self._place_if_due(thing, seen)) is not None:
+            return component.answer(run, args, kwargs)
         return run(*args, **kwargs)
+
+    def _place_if_due(self, thing: Any, seen: _Seen) -> Component | None:
+        """Put the plan for such calls in place if the calls before have taken as long as it takes to start."""
+        if (form := _form_of(thing)) not in seen.forms:
+            seen.forms[form] = self._find(thing, seen)
+        waiting = seen.forms[form]
+        if waiting is None:
+            return None
+        if waiting.spent_s < waiting.start_s:
+            waiting.calls += 1
+            self._waiting.setdefault(seen.name, waiting)
+            return None
+        seen.forms[form] = None
+        if self._waiting.get(seen.name) is waiting:
+            del self._waiting[seen.name]
+        return self._place(thing, seen, waiting)
 
     def _is_planned(self, model: Any) -> bool:
         return name_of(model) in self._classes
@@ -121,27 +148,40 @@ class StoredPlans:
         others = self._decisions.get(name + OTHER_SIZES, ())
         return next((one for one in others if one.structure == decision.structure), None)
 
-    def _place(self, thing: Any, seen: _Seen) -> Component | None:
+    def _find(self, thing: Any, seen: _Seen) -> WaitingPlan | None:
+        """Return the newest plan that holds for a module, or note why there is none."""
         name = seen.name
         try:
             config = config_of(thing, autocast_dtype(thing), self._store)
             workload = workload_of(thing, config)
             reasons = []
             for decision in self._decisions[name]:
-                if (stale := stale_because(workload, decision)) is None:
-                    others = self._find_others(name, decision)
-                    component = place_decision(thing, name, decision, config, others=others)
-                    if component is None:
-                        self.notes[explain_eager(name, decision)] = None
-                    else:
-                        self.placed.append((name, component))
-                        self.notes.pop(seen.note, None)
-                        seen.is_placed = True
-                    return component
-                reasons.append(stale)
+                if (stale := stale_because(workload, decision)) is not None:
+                    reasons.append(stale)
+                elif decision.plan.is_eager:
+                    self.notes[explain_eager(name, decision)] = None
+                    return None
+                else:
+                    return WaitingPlan(decision, self._find_others(name, decision), config)
             seen.note = f"{name} runs as written, as it was tuned in another form: {reasons[0]}"
             self.notes[seen.note] = None
         except Exception as error:  # the program must go on as written, whatever is wrong with a plan
-            self.notes[f"{name} runs as written: {type(error).__name__}: {error}"] = None
-            logger.warning("torchwise: %s runs as written", name, exc_info=error)
+            self._note_error(name, error)
         return None
+
+    def _place(self, thing: Any, seen: _Seen, found: WaitingPlan) -> Component | None:
+        try:
+            component = place_decision(thing, seen.name, found.decision, found.config, others=found.others)
+        except Exception as error:  # as above
+            self._note_error(seen.name, error)
+            return None
+        if component is not None:
+            self.placed.append((seen.name, component))
+            self._placed_for.append(found.decision)
+            self.notes.pop(seen.note, None)
+            seen.is_placed = True
+        return component
+
+    def _note_error(self, name: str, error: Exception) -> None:
+        self.notes[f"{name} runs as written: {type(error).__name__}: {error}"] = None
+        logger.warning("torchwise: %s runs as written", name, exc_info=error)

@@ -25,10 +25,11 @@ from torchwise.runtime.program.decisions import OTHER_SIZES
 from torchwise.runtime.program.placement import config_of, place_decision, workload_of
 from torchwise.runtime.program.recorder import CallRecorder, original_of
 from torchwise.runtime.program.sizes import SizeMix, choose_mix, make_dynamic, select_alike
+from torchwise.runtime.program.start_costs import keep_caches
 from torchwise.runtime.program.stored import target_of
 from torchwise.runtime.program.tuned import OptimizedProgram, TunedModule, TunedProgram
 from torchwise.runtime.served import unwrap
-from torchwise.study import Request
+from torchwise.study import Caches, Request
 from torchwise.study.history import History
 from torchwise.workload import Example
 from torchwise.workload.identity import structure
@@ -40,7 +41,7 @@ MIN_SHARE = 0.03
 """Minimum share of the time of all modules for a module to be tuned."""
 MAX_TUNED = 8
 MIN_BUDGET_S = 5.0
-OF_ALL_SIZES = {"sizes": "varying"}
+OF_ALL_SIZES: dict[str, Any] = {"sizes": "varying"}
 """The options of a search for one plan that answers every size: it is verified at sizes that nobody gave."""
 NO_OTHERS = "no call had one"
 ONE_PLAN = "by another plan, a sample could have other bits in a batch of another size"
@@ -279,11 +280,11 @@ class _Searches:
         if not of_others:
             return study, None, NO_OTHERS
         left_s = None if self._end is None else self._end + sum(self._waits) - time.monotonic()
-        left = {} if left_s is None else {"budget": max(left_s, MIN_BUDGET_S)}
+        left: dict[str, Any] = {} if left_s is None else {"budget": max(left_s, MIN_BUDGET_S)}
         found = study.record
         history = History(found.workload, found.inspection, found.trials)
         dynamic = history.refine(make_dynamic(study.decision.plan))
-        changed = {"calls": of_others, "plans": [dynamic], **left}
+        changed: dict[str, Any] = {"calls": of_others, "plans": [dynamic], **left}
         try:  # verified and timed at sizes that nobody gave
             return study, self._run(name + OTHER_SIZES, **{**OF_ALL_SIZES, **changed}).decision, ""
         except TorchwiseError as error:  # the first plan holds all the same
@@ -297,7 +298,11 @@ class _Searches:
         options, store, progress = _split({**self._options, **changed})  # type: ignore[typeddict-item]
         request, sent = make_request(self._workload, None, None, self._examples, options, name)
         request = replace(request, successor=successor)
-        return search(request, sent, store, progress=progress, note_wait=self._waits.append if request.wait else None)
+        note_wait = self._waits.append if request.wait else None
+        with Caches() as caches:
+            study = search(request, sent, store, progress=progress, note_wait=note_wait, caches=caches)
+            keep_caches(caches.list_folders(study.decision.plan))
+        return study
 
 
 def _split(options: ProgramKeywords) -> tuple[TuneOptions, str | None, bool]:
