@@ -218,7 +218,8 @@ def search(
 ) -> Study:
     """Run the study of a request in worker processes, for a live workload or a target.
 
-    `caches` keeps the compile caches of the best plans. `note_wait` gets the seconds that went by waiting for other Torchwise processes, also if the study raises.
+    `caches` keeps the compile caches of the best plans. `note_wait` gets the seconds that went by waiting for other
+    Torchwise processes, also if the study raises.
 
     Raises:
         InputError: the model cannot be sent to a worker.

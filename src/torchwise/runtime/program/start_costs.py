@@ -14,7 +14,6 @@ from torchwise.records import format as show
 from torchwise.runtime.components.config import CompileConfig
 from torchwise.runtime.components.statistics import ComponentStatistics
 
-
 MIN_TOLD_S = 1.0
 """Seconds of a start from which it is told that they did not pay."""
 
