@@ -6,9 +6,11 @@ is timed: from its first line to its last, with all libraries loaded before. A s
 is run as it is, too. The ratio is the median over pairs, with its interval, of the wall clock and of processor time,
 which other programs disturb less. The start-up is the time that the command takes longer around that.
 
-It exits with 1 if anything differs, a search is late, or a program is surely slower by its plans.
+It exits with 1 if anything differs, a search is late, or a program is surely slower by its plans. With --out it keeps
+the line of each program, and the same command goes on with the others: no program is begun after --seconds, and the
+exit code is then 3.
 
-Run it: python benchmarks/run_examples.py --budget 120 [PROGRAM...]
+Run it: python benchmarks/run_examples.py --budget 120 --out run-examples.json [PROGRAM...]
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torchwise import environment
 from torchwise.records.statistics import median_interval
@@ -31,6 +34,7 @@ from torchwise.runtime.program.decisions import read_decisions
 
 FOLDER = Path(__file__).parents[1] / "examples" / "programs"
 LATE = 1.15
+UNFINISHED = 3
 STARTS_S = 30.0
 """Seconds in which a search starts, imports and ends its workers, beside the program's time and the budget."""
 LIBRARIES = ("torch", "transformers", "diffusers", "pytorch-lightning", "accelerate", "fastapi", "ray", "timm")
@@ -54,13 +58,24 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--rounds", help="the argument of each program, by default its own")
     parser.add_argument("--calls", help="as for torchwise run --tune")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no program is begun")
+    parser.add_argument("--out", type=Path, help="a file for the lines, to go on from")
     options = parser.parse_args()
     versions = [f"{name} {version}" for name in LIBRARIES if (version := version_of(name))]
     print(
         f"{environment.detect('cpu').cpu}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, {', '.join(versions)}"
     )
-    found = [try_program(file, options) for file in sorted(FOLDER.glob("*.py")) if is_asked_for(file, options.programs)]
-    return 0 if all(found) else 1
+    known = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
+    end = time.monotonic() + options.seconds
+    for file in sorted(file for file in FOLDER.glob("*.py") if is_asked_for(file, options.programs)):
+        if file.stem not in known:
+            if time.monotonic() > end:
+                return UNFINISHED
+            known[file.stem] = try_program(file, options)
+            if options.out:
+                options.out.write_text(json.dumps(known, indent=1) + "\n")
+        print(known[file.stem]["line"], flush=True)
+    return 0 if all(one["is_well"] for one in known.values()) else 1
 
 
 def version_of(library: str) -> str | None:
@@ -74,15 +89,15 @@ def is_asked_for(file: Path, names: list[str]) -> bool:
     return not names or file.stem in names
 
 
-def try_program(file: Path, options: argparse.Namespace) -> bool:
-    """Run a program in all ways, print what was found, and return whether it is well."""
+def try_program(file: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Run a program in all ways, and return a line that says what was found, and whether it is well."""
     words = [str(file), *([options.rounds] if options.rounds else [])]
     alone, alone_s = run([sys.executable, *words])
     if alone.returncode:
         *_, reason = ["no message", *alone.stderr.decode().splitlines()]
         lacks_library = reason.startswith(ModuleNotFoundError.__name__)
-        print(f"{file.stem}: {'cannot run here' if lacks_library else 'FAILED'}: {reason}", flush=True)
-        return lacks_library
+        line = f"{file.stem}: {'cannot run here' if lacks_library else 'FAILED'}: {reason}"
+        return {"line": line, "is_well": lacks_library}
     with tempfile.TemporaryDirectory() as folder:
         store = f"{folder}/store.db"
         torchwise = [sys.executable, "-m", "torchwise"]
@@ -103,13 +118,12 @@ def try_program(file: Path, options: argparse.Namespace) -> bool:
     start_s = statistics.median(by_plan.around_s - plain.around_s for plain, by_plan in pairs)
     speed = f"{ratio.mid:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
     by_processor = f"{busy.mid:.2f} [{busy.low:.2f}, {busy.high:.2f}]"
-    print(
+    line = (
         f"{file.stem}: {'same output' if is_same else 'OUTPUT DIFFERS'}, alone {alone_s:.1f} s, with --tune "
         f"{tuned_s:.1f} s{' TOO LATE' * is_late}, own work {own_s:.2f} s, with --apply {speed} times as fast, by "
-        f"processor time {by_processor}, start-up {start_s:.2f} s; {'; '.join(plans)}",
-        flush=True,
+        f"processor time {by_processor}, start-up {start_s:.2f} s; {'; '.join(plans)}"
     )
-    return is_same and not is_late and min(ratio.high, busy.high) >= 1
+    return {"line": line, "is_well": is_same and not is_late and min(ratio.high, busy.high) >= 1}
 
 
 def run(words: list[str]) -> tuple[subprocess.CompletedProcess[bytes], float]:

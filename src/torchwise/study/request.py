@@ -105,8 +105,9 @@ class Request:
             InputError: an option has no permitted value.
         """
         begun = budget_start()
-        if isinstance(options.plans, Plan):
-            raise InputError("plans is a Plan, but must be a list of plans: plans=[plan]")
+        if isinstance(options.plans, (Plan, str)):
+            kind = type(options.plans).__name__
+            raise InputError(f"plans is a {kind}, but must be a list of plans, such as [Plan(backend='inductor')]")
         workload = WorkloadSpec(
             target,
             device=device,  # type: ignore[arg-type]

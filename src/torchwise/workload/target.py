@@ -193,6 +193,14 @@ def read_workload(
     if examples is not None:
         if has_inputs:
             raise InputError("examples are given together with args or kwargs: pass only one of them")
+        others = (
+            [one for one in examples if not isinstance(one, Example)] if isinstance(examples, Sequence) else [examples]
+        )
+        if others:
+            raise InputError(
+                f"examples has a {type(others[0]).__name__}, but must be a list of examples, such as "
+                "[torchwise.Example((x,)), torchwise.Example((y,), weight=3)]"
+            )
         return Workload(model, tuple(examples))
     if not has_inputs:
         raise InputError("no example inputs are given: pass them after the model, such as (x,)")
