@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from test_program import Searches, decide_at_once
+from test_program import THREADS, Searches, decide_at_once
 
 import torchwise as tw
+from torchwise.plan import Plan
+from torchwise.runtime.bucketing.bucketed import DYNAMIC
 from torchwise.runtime.program import StoredPlans
 
 X = torch.randn(3, 4)
@@ -133,3 +135,44 @@ def test_a_part_that_is_called_later_than_its_module_has_its_stored_plan(searche
     with StoredPlans(program.__qualname__, store) as plans:
         program()
     assert [(name, found.statistics.optimized) for name, found in plans.placed] == [("Sequential", 5)]
+
+
+class Memory:
+    """A cache of a fixed size, as of a language model, which each call writes to."""
+
+    def __init__(self) -> None:
+        self.keys, self.length = torch.zeros(8, 4), torch.tensor(0)
+
+
+class Decoder(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, memory: Memory) -> dict[str, Any]:
+        memory.keys.index_copy_(0, memory.length[None], self.layer(x)[None])
+        memory.length.add_(1)
+        return {"next": memory.keys.sum(0).tanh(), "memory": memory}
+
+
+@pytest.mark.parametrize("plan", [THREADS, *DYNAMIC], ids=str)
+def test_conversations_in_turn_through_one_tuned_model_stay_apart(plan: Plan, searches: Searches) -> None:
+    searches.plan = plan
+    net = Decoder().eval()
+
+    @torch.no_grad()
+    def program(turns: tuple[int, ...] = (0, 0, 0)) -> list[torch.Tensor]:
+        memories, said = [Memory(), Memory()], [torch.ones(4), -torch.ones(4)]
+        for turn in turns:
+            answer = net(said[turn], memory=memories[turn])
+            said[turn] = answer["next"]
+            assert answer["memory"] is memories[turn]
+        return [*said, *(memory.keys for memory in memories), *(memory.length for memory in memories)]
+
+    turns = (0, 1, 1, 0, 1, 0)
+    alone = program(turns)
+    report = tw.tune_program(program)
+    assert all(map(torch.allclose, program(turns), alone))
+    component = report.modules[0].component
+    assert component is not None
+    assert (component.statistics.optimized, component.statistics.original) == (6, {})
