@@ -5,13 +5,16 @@ that it did not record. Answers are compared with those before. Times of the tun
 medians of a few runs each, one after the other, so that they show no more than the order of magnitude.
 
 It exits with 1 if an answer or the restored state differs, or the original answered a call of a module with a plan.
+With --out it keeps the lines of each pipeline, and the same command goes on with the others. No pipeline is begun after
+--seconds, and the exit code is then 3.
 
-Run it: python benchmarks/pipelines.py --budget 600 [text-generation] [diffusion]
+Run it: python benchmarks/pipelines.py --budget 600 --out pipelines.json [text-generation] [diffusion] [...]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import runpy
 import statistics
@@ -44,20 +47,32 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", choices=[[], *CASES], help="by default all")
     parser.add_argument("--budget", type=float, default=600.0, help="seconds for each")
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no pipeline is begun")
+    parser.add_argument("--out", type=Path, help="a file for the lines, to go on from")
     options = parser.parse_args()
     print(f"{environment.detect('cpu').cpu}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
-    failures = [measure(name, CASES[name](), options) for name in options.cases or CASES]
-    return int(any(failures))
+    known = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
+    end = time.monotonic() + options.seconds
+    for name in options.cases or CASES:
+        if name not in known:
+            if time.monotonic() > end:
+                return UNFINISHED
+            lines, is_wrong = measure(name, CASES[name](), options)
+            known[name] = {"lines": lines, "is_wrong": is_wrong}
+            if options.out:
+                options.out.write_text(json.dumps(known, indent=1) + "\n")
+        print("", *known[name]["lines"], sep="\n", flush=True)
+    return int(any(one["is_wrong"] for one in known.values()))
 
 
 @torch.no_grad()
-def measure(name: str, case: Case, options: argparse.Namespace) -> bool:
-    """Tune a pipeline, print what became of it, and return whether anything is wrong."""
+def measure(name: str, case: Case, options: argparse.Namespace) -> tuple[list[str], bool]:
+    """Tune a pipeline, and return what became of it in lines, and whether anything is wrong."""
     sizes, before = (*case.seen, case.unseen), list_state(case.modules)
     answers = {size: case.run(case.pipe, size) for size in sizes}
     began = time.monotonic()
     fast = torchwise.optimize(case.pipe, run=lambda p: [case.run(p, size) for size in case.seen], budget=options.budget)
-    print(f"\n{name}: tuned in {time.monotonic() - began:.0f} s")
+    lines = [f"{name}: tuned in {time.monotonic() - began:.0f} s of {options.budget:.0f}"]
     right = {size: is_close(case.run(fast, size), answer) for size, answer in answers.items()}
     tuned = {size: time_runs(case, fast, size, options.runs) for size in sizes}
     by_original = 0
@@ -65,23 +80,21 @@ def measure(name: str, case: Case, options: argparse.Namespace) -> bool:
         if module.component is not None:
             counts = module.component.statistics
             by_original += sum(counts.original.values())
-            print(
-                f"  {module.record.name}: {module.record.plan}, {counts.optimized} calls, by the original "
-                f"{ {str(reason): count for reason, count in counts.original.items()} }"
-            )
-        for note in module.record.notes:
-            print(f"  {module.record.name}: {note}")
+            originals = {str(reason): count for reason, count in counts.original.items()}
+            plan = f"{module.record.plan}, {counts.optimized} calls, by the original {originals}"
+            lines.append(f"  {module.record.name}: {plan}")
+        lines += [f"  {module.record.name}: {note}" for note in module.record.notes]
     is_back = fast.restore() is case.pipe and list_state(case.modules) == before
     for size in sizes:
         exact = torch.equal(case.run(case.pipe, size), answers[size])
         plain = time_runs(case, case.pipe, size, options.runs)
         seen = "seen" if size in case.seen else "never seen"
-        print(
+        lines.append(
             f"  size {size} ({seen}): {'right' if right[size] else 'WRONG'}, {tuned[size] * 1e3:.1f} ms, alone "
             f"{plain * 1e3:.1f} ms, restored {'bit by bit' if exact else 'WRONG'}"
         )
         is_back = is_back and exact
-    return not all(right.values()) or not is_back or by_original > 0
+    return lines, not all(right.values()) or not is_back or by_original > 0
 
 
 def list_state(modules: list[torch.nn.Module]) -> list[Any]:
@@ -149,7 +162,24 @@ def make_diffusion() -> Case:
     return Case(pipe, [pipe.unet, pipe.vae], draw, (32, 48), 64)
 
 
-CASES: dict[str, Callable[[], Case]] = {"text-generation": make_text_generation, "diffusion": make_diffusion}
+def make_sentence_encoder() -> Case:
+    """Return the example's encoder, which pads sentences to the longest one. The size is its number of words."""
+    encoder = runpy.run_path(str(EXAMPLES / "sentence_encoder.py"))["SentenceEncoder"]()
+
+    def encode(encoder: Any, length: int) -> torch.Tensor:
+        sentence = " ".join(WORDS[2 + place % 8] for place in range(length))
+        vectors: torch.Tensor = encoder.encode([sentence, "a b"])
+        return vectors
+
+    return Case(encoder, [encoder.transformer], encode, (4, 12), 23)
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "text-generation": make_text_generation,
+    "diffusion": make_diffusion,
+    "sentence-encoder": make_sentence_encoder,
+}
+UNFINISHED = 3
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -13,18 +13,21 @@ Run it: python benchmarks/serve_batched.py --limit-ms 50
 
 With --tune, batch size and plan are those of `torchwise.tune(objective="throughput", latency_limit=…)`. It exits with 0
 if batches surely answer at least twice the requests of batch 1 and keep the limit, with 1 if they surely do not, and
-with 4 if that is inconclusive.
+with 4 if that is inconclusive. With --out it keeps each repetition, and the same command goes on with the others. If
+the --budget ends before the last one, it exits with 3.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,6 +45,7 @@ WANTED = 2.0
 CONFIRMED_AT = 0.8
 """Share of the highest rate that is sent once more."""
 INCONCLUSIVE = 4
+UNFINISHED = 3
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,8 @@ def main() -> int:
     parser.add_argument("--max-wait-ms", type=float, default=2.0)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each rate")
     parser.add_argument("--repetitions", type=int, default=6)
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no repetition is begun")
+    parser.add_argument("--out", type=Path, help="a file for the repetitions, to go on from")
     parser.add_argument("--tune", action="store_true", help="find batch size and plan first")
     parser.add_argument("--threads", type=int, help="of an operator on a CPU")
     parser.add_argument("--verbose", action="store_true", help="show each rate")
@@ -92,8 +98,22 @@ def main() -> int:
         f"{options.layers} layers of {options.width} on {options.device}, {torch.get_num_threads()} threads, torch "
         f"{torch.__version__}: p99 within {options.limit_ms:g} ms, batches up to {options.max_batch}"
     )
-    found = [repeat(number, model, fast, sample, options) for number in range(1, options.repetitions + 1)]
+    found: list[Repetition | None] = read_repetitions(options.out)
+    end = time.monotonic() + options.budget
+    for number in range(len(found) + 1, options.repetitions + 1):
+        if time.monotonic() > end:
+            print("not ended: the same command goes on")
+            return UNFINISHED
+        found.append(repeat(number, model, fast, sample, options))
+        if options.out:
+            options.out.write_text(json.dumps([one and asdict(one) for one in found]) + "\n")
     return judge([one for one in found if one is not None], options)
+
+
+def read_repetitions(file: Path | None) -> list[Repetition | None]:
+    """Return the repetitions that an earlier run has kept."""
+    known = json.loads(file.read_text()) if file and file.exists() else []
+    return [one and Repetition(*(Load(**one[name]) for name in ("alone", "batched", "confirmed"))) for one in known]
 
 
 def repeat(number: int, model: Any, fast: Any, sample: torch.Tensor, options: argparse.Namespace) -> Repetition | None:
