@@ -105,8 +105,9 @@ class Request:
             InputError: an option has no permitted value.
         """
         begun = budget_start()
-        if isinstance(options.plans, (Plan, str)):
-            kind = type(options.plans).__name__
+        plans: object = options.plans
+        if isinstance(plans, (Plan, str)):
+            kind = type(plans).__name__
             raise InputError(f"plans is a {kind}, but must be a list of plans, such as [Plan(backend='inductor')]")
         workload = WorkloadSpec(
             target,
