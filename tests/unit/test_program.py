@@ -399,6 +399,26 @@ def test_one_plan_is_placed_in_a_module_whose_twin_is_called_as_a_module(searche
     assert type(net) is not Net
 
 
+@pytest.mark.parametrize("has_hook", [False, True])
+def test_a_module_that_runs_by_a_plan_is_not_tuned_again(has_hook: bool, searches: Searches) -> None:
+    net = Net().eval()
+    if has_hook:  # then the plan calls its twin as a module
+        net.register_forward_hook(lambda *_: None)
+
+    @torch.no_grad()
+    def program() -> None:
+        for _ in range(3):
+            net(X)
+
+    first = tw.tune_program(program)
+    (module,) = tw.tune_program(program).modules
+    assert len(searches.asked) == 1
+    assert (module.record.name, module.record.calls) == ("Net", 3)
+    assert module.record.notes == ("it runs by a plan of Torchwise already",)
+    first.restore()
+    assert type(net) is Net
+
+
 def test_recorders_may_nest() -> None:
     net = Net()
     with CallRecorder() as outer, torch.no_grad():

@@ -89,6 +89,11 @@ def take_all_calls() -> None:
         torch.nn.Module.__call__ = call_with_hook  # type: ignore[method-assign]
 
 
+def takes_all_calls() -> bool:
+    """Whether there is a hook for the modules of all classes, as of a recording."""
+    return _hook is not None and _hook.classes is None
+
+
 def _give_calls_back() -> None:
     global _is_taken, _over
     if torch.nn.Module.__call__ is call_with_hook:

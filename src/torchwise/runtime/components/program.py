@@ -23,6 +23,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from torchwise import environment
+from torchwise._torch.call_hook import answer_by_hook, takes_all_calls
 from torchwise.compile.forward_entry import calls_forward_alone
 from torchwise.errors import InputError
 from torchwise.runtime.components.config import CompileConfig
@@ -108,7 +109,10 @@ def _derive_class(cls: type[torch.nn.Module], component: Component) -> type[torc
         # A class derived from this one later (as parametrisations do) has attributes that the twin lacks.
         if torch.compiler.is_compiling() or type(self) is not asking or (found := getattr(asking, BEHIND)) is None:
             return cls.__call__(self, *args, **kwargs)
-        return found.answer(functools.partial(cls.__call__, self), args, kwargs)
+        plain = functools.partial(cls.__call__, self)
+        if takes_all_calls():  # or a recording would see the twin, which the plan calls, in the module's place
+            return answer_by_hook(self, lambda *args, **kwargs: found.answer(plain, args, kwargs), args, kwargs)
+        return found.answer(plain, args, kwargs)
 
     def __reduce_ex__(self: torch.nn.Module, protocol: Any) -> Any:  # noqa: N807
         reduced: Any = copy_with_shared_dict(self, cls).__reduce_ex__(protocol)
