@@ -58,7 +58,9 @@ class Result:
         search, whole = found["curves"]["search"], found["curves"]["everything"]
         reached = (seconds for seconds, speed in search if speed >= NEAR * found["best"])
         first = (seconds for seconds, speed in search if speed > 1)
-        return cls(search[-1][0], whole[-1][0], next(reached, None), next(first, None), found["decided"] / found["best"])
+        return cls(
+            search[-1][0], whole[-1][0], next(reached, None), next(first, None), found["decided"] / found["best"]
+        )
 
 
 def main() -> None:
@@ -120,7 +122,9 @@ def summarize(results: dict[str, Result], effort: str) -> list[str]:
         lines.append(f"| {' | '.join([program, *cells, share, f'{one.decided:.1%}'])} |")
     if not results:
         return [*lines, "", "No program is measured yet."]
-    shares = [float("inf") if one.reached_s is None else one.reached_s / max(one.whole_s, 1e-9) for one in results.values()]
+    shares = [
+        float("inf") if one.reached_s is None else one.reached_s / max(one.whole_s, 1e-9) for one in results.values()
+    ]
     median_s = statistics.median(one.search_s for one in results.values())
     return [
         *lines,

@@ -1,4 +1,4 @@
-"""A small model for each rewrite on a CPU, which has a place for it, and one for backends. Each comes with its inputs."""
+"""A small model for each rewrite on a CPU, which has a place for it, and one for backends. Each has its inputs."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ from torchwise._torch import cpu_isa_cache
 from torchwise.artifact import build, package
 from torchwise.artifact.build import Build, BuildResult
 from torchwise.artifact.package import SCHEMA, Manifest
-from torchwise.errors import InputError, StalePlanError, UnsupportedError
 from torchwise.cli.cache import _describe_artifact
+from torchwise.errors import InputError, StalePlanError, UnsupportedError
 from torchwise.plan import CHOICES, EAGER, Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Decision, Failure, FailureKind, codec

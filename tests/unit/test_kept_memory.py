@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from torchwise.cli import kept_memory
-from torchwise.cli import app
+from torchwise.cli import app, kept_memory
 from torchwise.errors import InputError
 
 COUNTS = """

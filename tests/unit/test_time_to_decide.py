@@ -115,9 +115,7 @@ def test_programs_that_are_done_are_not_measured_again_and_medians_are_told(
     assert (tmp_path / "2026-11-28-x-decide-programs-quick.md").read_text() in text
 
 
-def test_there_are_twelve_programs_and_all_of_them_exist(
-    programs: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_there_are_twelve_programs_and_all_of_them_exist(programs: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
     assert len(set(programs.PROGRAMS)) == 12
     for target in programs.PROGRAMS:

@@ -127,7 +127,8 @@ class Progress(Listener):
         """Finish a trial."""
         self.stage("")
         throughput_text = self._describe_throughput(trial)
-        self._say(f"trial {trial.number}: {show.one_line(str(trial.plan))}: {outcome(trial)}{throughput_text}{self._describe_stages()}")
+        result = f"{outcome(trial)}{throughput_text}{self._describe_stages()}"
+        self._say(f"trial {trial.number}: {show.one_line(str(trial.plan))}: {result}")
         self._task = ""
 
     def change_leader(self, plan: Plan, speedup: Interval | None) -> None:

@@ -31,7 +31,11 @@ WITHIN = {
 """Operators whose numbers are no larger than those of their operands."""
 PLACES = {
     *("argmax", "argmin", "argsort", "sort", "topk", "max", "min", "nonzero", "one_hot", "embedding_bag"),
-    *(f"{kind}{dims}d{ending}" for dims in "123" for kind, ending in (("max_pool", "_with_indices"), ("adaptive_max_pool", ""))),
+    *(
+        f"{kind}{dims}d{ending}"
+        for dims in "123"
+        for kind, ending in (("max_pool", "_with_indices"), ("adaptive_max_pool", ""))
+    ),
 }
 """Operators whose whole numbers are places in their inputs, or numbers of them."""
 SHAPED_LIKE = {"zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
