@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "examples" / "programs"
+TIMED = FOLDER.parents[1] / "benchmarks" / "programs"
 LIBRARIES = {
     "accelerate_training": "accelerate",
     "diffusers_pipeline": "diffusers",
@@ -27,7 +28,9 @@ LIBRARIES = {
 def test_every_program_is_run_and_none_names_torchwise() -> None:
     programs = {file.stem: file.read_text().lower() for file in FOLDER.glob("*.py")}
     assert programs.keys() == LIBRARIES.keys()
-    assert [name for name, text in programs.items() if "torchwise" in text] == []
+    timed = {file.stem: file.read_text().lower() for file in TIMED.glob("*.py")}
+    assert [name for name, text in {**programs, **timed}.items() if "torchwise" in text] == []
+    assert timed.keys() == {"llama", "stable_diffusion"}
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_capture_objects import capture_with_objects
 from test_program import THREADS, Searches, decide_at_once
 
 import torchwise as tw
@@ -160,3 +161,29 @@ def test_a_sentence_encoder_at_other_lengths(searches: Searches) -> None:
     encoder = Encoder()
     check_pipeline(encoder, [encoder.model], encode, [3, 5], 8)
     assert [request.plans for request, _ in searches.asked] == [None, (replace(*DYNAMIC, threads=THREADS.threads),)]
+
+
+def test_captured_decoding_reads_the_cache_of_its_own_conversation() -> None:
+    """The first prompt fills an empty cache, and each step returns the cache that it is given."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    fast, graph = capture_with_objects(model)
+
+    @torch.no_grad()
+    def talk(call: Callable[..., Any]) -> list[torch.Tensor]:
+        caches = [transformers.StaticCache(config=config, max_cache_len=16) for _ in range(2)]
+        tokens, answers = [torch.tensor([[3, 4, 5]]), torch.tensor([[9, 8, 7]])], []
+        for _ in range(4):
+            for one in range(2):
+                answer = call(tokens[one], past_key_values=caches[one], use_cache=True)
+                assert answer.past_key_values is caches[one]
+                tokens[one] = answer.logits[:, -1:].argmax(-1)
+                answers.append(answer.logits)
+        return answers
+
+    torch.testing.assert_close(talk(fast), talk(model))
+    assert len(graph.recorded) == 1, "the decoding step"

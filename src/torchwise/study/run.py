@@ -336,9 +336,10 @@ class _Loop:
     def _keep_time(self, history: History, leader: Plan) -> None:
         """Keep the seconds that the search for the leader's successor needs: to profile the model, and for one trial.
 
-        They are those of this search. Without a leader, there is nothing to succeed.
+        They are those of this search. Without a leader, there is nothing to succeed, and without a user's budget the
+        other search has seconds of its own.
         """
-        if self.request.successor is None or leader.is_eager:
+        if self.request.successor is None or self.request.budget_s is None or leader.is_eager:
             self.budget.kept_s = 0.0
             return
         trial_s = history.predict_trial_s(self.request.successor(leader))
