@@ -21,6 +21,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -39,7 +40,7 @@ from torchwise.runtime.program.decisions import read_decisions
 FOLDER = Path(__file__).parent / "programs"
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 SIZES = {
-    "tiny": {"llama": "", "stable_diffusion": "--steps 4 --rounds 3"},
+    "tiny": {"llama": "", "stable_diffusion": "--widths 8 16 --side 16 --steps 2 --rounds 2"},
     "large": {
         "llama": "--width 2048 --layers 16 --heads 32 --vocabulary 32000 --prompt 128 --tokens 256 --rounds 20",
         "stable_diffusion": "--widths 320 640 1280 1280 --blocks 2 --prompt 77 --prompt-width 768 --side 512 "
@@ -172,15 +173,21 @@ def run(command: list[str], options: argparse.Namespace, clock: Clock) -> None:
         SystemExit: it failed.
     """
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(options.out.absolute() / "inductor"), "HF_HUB_OFFLINE": "1"}
-    try:
-        end = subprocess.run(
-            command, capture_output=True, text=True, env={**os.environ, **caches}, timeout=clock.left_s(), check=False
+    log = options.out / "last.log"
+    with log.open("w") as stream:  # no pipe: its workers would hold it open
+        process = subprocess.Popen(
+            command, stdout=stream, stderr=stream, env={**os.environ, **caches}, start_new_session=True
         )
-    except subprocess.TimeoutExpired:
-        raise OutOfTimeError from None
-    (options.out / "last.log").write_text(end.stdout + end.stderr)
-    if end.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {end.returncode}: {end.stderr[-2000:]}")
+        try:
+            code = process.wait(clock.left_s())
+        except subprocess.TimeoutExpired:
+            raise OutOfTimeError from None
+        finally:
+            if process.poll() is None:  # with its workers, also on Ctrl-C
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    if code:
+        raise SystemExit(f"{' '.join(command)} ended with {code}: {log.read_text()[-2000:]}")
 
 
 def time_program(command: list[str], options: argparse.Namespace, clock: Clock) -> Run:
