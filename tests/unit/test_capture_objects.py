@@ -162,6 +162,19 @@ def test_a_call_that_fills_an_empty_object_runs_as_it_is_and_those_after_it_are_
     assert len(graph.recorded) == 1
 
 
+class Settings:
+    def __init__(self) -> None:
+        self.scale, self.mask = 2.0, None
+
+
+def test_an_object_that_stays_without_tensors_keeps_no_call_from_being_captured() -> None:
+    fast, graph = capture_with_objects(lambda x, settings, cache: step(x, cache) * settings.scale)
+    ours, plain = Cache(), Cache()
+    for _ in range(3):
+        assert torch.equal(fast(torch.ones(2), Settings(), ours), step(torch.ones(2), plain) * 2)
+    assert len(graph.recorded) == 1
+
+
 def test_a_tensor_that_the_call_puts_in_place_is_a_new_one_each_time() -> None:
     fast, _ = capture_with_objects(step)
     cache, held = Cache(), []

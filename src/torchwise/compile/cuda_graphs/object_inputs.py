@@ -132,6 +132,7 @@ class WithObjects:
         self._captured = capture(self._functional)
         self._known: dict[int, tuple[weakref.ref[Any], ObjectContents]] = {}
         self._objects: list[_Object] = []
+        self._never_filled: set[type] = set()
         self._lock = threading.RLock()
         self.close = self._captured.close
 
@@ -141,8 +142,8 @@ class WithObjects:
         flat_args, flat_kwargs = self._flat((args, kwargs), objects)
         if not objects:
             return self._captured(*args, **kwargs)
-        if any(one.contents.is_empty for one in objects):
-            return self._call(*args, **kwargs)
+        if any(one.contents.is_empty and type(one.thing) not in self._never_filled for one in objects):
+            return self._fill_objects(objects, args, kwargs)
         tensors = [one.contents.now() for one in objects]
         with self._lock:
             self._objects = objects
@@ -156,6 +157,14 @@ class WithObjects:
         if not returns_objects:
             return outputs
         return pytree.map_leaves(lambda leaf: objects[leaf].thing if type(leaf) is _Returned else leaf, outputs)
+
+    def _fill_objects(self, objects: list[_Object], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Answer by the call as it is, and learn which objects stay empty, such as settings without a tensor."""
+        answer = self._call(*args, **kwargs)
+        for thing in [one.thing for one in objects if one.contents.is_empty]:
+            if ObjectContents(thing, type(thing).__qualname__).is_empty:
+                self._never_filled.add(type(thing))
+        return answer
 
     def get_bypass(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         """Return a faster callable for calls of this signature."""
