@@ -35,7 +35,7 @@ import torch
 from torchwise import environment
 from torchwise.records import format as show
 from torchwise.records.statistics import median_interval
-from torchwise.runtime.program.decisions import read_decisions
+from torchwise.runtime.program.decisions import Decisions, read_decisions
 
 FOLDER = Path(__file__).parent / "programs"
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -141,6 +141,8 @@ def measure(program: str, options: argparse.Namespace, results: Results, clock: 
         run([*words, *commands[ALONE][1:]], options, clock)
         found["tuned_s"] = time.monotonic() - began
         results.keep()
+    if not find_decisions(program, options):  # the budget ended before: there is nothing to apply
+        commands[APPLY] = commands[ALONE]
     for turn in range(options.turns + 1):  # the first one fills the caches
         for name, command in commands.items():
             runs = found["runs"].setdefault(name, [])
@@ -229,11 +231,13 @@ def summarize(program: str, found: dict[str, Any], options: argparse.Namespace) 
 
 
 def describe_plans(program: str, options: argparse.Namespace) -> str:
-    store = options.out / "store.db"
-    if not store.exists():
-        return "no plan yet"
-    decisions = read_decisions(f"{program}.py", str(store))
+    decisions = find_decisions(program, options)
     return "; ".join(f"{name}: {newest.plan}" for name, (newest, *_) in decisions.items()) or "no plan"
+
+
+def find_decisions(program: str, options: argparse.Namespace) -> Decisions:
+    store = options.out / "store.db"
+    return read_decisions(f"{program}.py", str(store)) if store.exists() else {}
 
 
 def divide(slow: list[Run], fast: list[Run], key: str) -> Any:
