@@ -135,7 +135,8 @@ def test_a_pipeline_is_optimized_in_place_and_restored(searches: Searches) -> No
     assert {module.record.name for module in fast.report.modules} == {"Net", "Net#2"}
     assert torch.equal(fast(X)["out"], expected)
     assert fast.steps == 3
-    assert [module.component.statistics.optimized for module in fast.report.modules if module.component] == [3, 1]
+    found = {m.record.calls: m.component.statistics.optimized for m in fast.report.modules if m.component}
+    assert found == {3: 3, 1: 1}, "whichever took more time"
     assert fast.restore() is pipe
     assert vars(pipe) == inside
     assert type(pipe.encoder) is Net

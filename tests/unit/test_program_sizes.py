@@ -213,6 +213,7 @@ def test_waiting_is_no_part_of_a_budget_if_that_is_asked_for(
     assert len(searches.asked) == (3 if fails else 4)
     assert all(request.budget_s > 10 for request, _ in searches.asked)
     searches.asked.clear()
+    first, second = Rows().eval(), Mean().eval()  # without a plan
     tw.tune_program(lambda: [net(make(rows)) for net in (first, second) for rows in (3, 5)], budget=100.0)
     assert len(searches.asked) == (1 if fails else 2), "the budget ended"
 
