@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import multiprocessing
 import platform
 import sys
@@ -30,7 +31,7 @@ from torch._dynamo.utils import same
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from faults import backward, forward, given, memory, noise, process, steps  # noqa: F401  which plant their faults
-from faults.fault import FAULTS, Fault
+from faults.fault import FAULTS, Fault, reset_settings
 from faults.true_candidates import FAMILIES, Family
 from torchwise.compile import compile_plan
 from torchwise.plan import EAGER
@@ -110,7 +111,9 @@ def run_side(call: Call, example: Example, *, training: bool) -> list[Any]:
     torch.manual_seed(0)
     with torch.set_grad_enabled(training):
         outputs = call(*copied.args, **copied.kwargs)
-    found = [t.detach().clone() for t in pytree.tensors(outputs)]
+    leaves = [leaf for _, leaf in pytree.list_named_leaves(outputs)]
+    numbers = [torch.tensor(leaf) for leaf in leaves if isinstance(leaf, (bool, int, float, complex))]
+    found = [t.detach().clone() for t in [*pytree.tensors(outputs), *numbers]]
     wanted = [t for t in copied.tensors() if t.requires_grad]
     if training and wanted:
         loss = loss_of(outputs)
@@ -157,7 +160,7 @@ def judge_fault(fault: Fault, seed: int) -> dict[str, bool]:
         refused = compare_on(part, fault.make_reference(), candidate, training=fault.training)
         found |= {f"{name}{suffix}": name in refused for name in CHECKS}
     reset_settings()
-    witness = LocalWitness(fault.make_candidate())
+    witness = LocalWitness(fault.make_candidate(), before())
     subject = PairSubject(
         reference,
         witness,
@@ -171,10 +174,10 @@ def judge_fault(fault: Fault, seed: int) -> dict[str, bool]:
     return {**found, OURS: checks[-1].outcome is Outcome.FAIL}
 
 
-def reset_settings() -> None:
-    """Put back the settings that faults change."""
-    torch.set_default_dtype(torch.float32)
-    torch.use_deterministic_algorithms(False)
+@functools.cache
+def before() -> Surroundings:
+    """Return the surroundings of this process, which are listed once."""
+    return Surroundings()
 
 
 def cases_of_fault(fault: Fault, seed: int) -> list[Case]:
@@ -201,7 +204,7 @@ def judge_step(name: str) -> dict[str, bool]:
             losses = [step(*(t.to(dtype) if t.is_floating_point() else t for t in b.args)) for b in batches]
             sides.append([*losses, *(p.detach().clone() for p in step.model.parameters())])
         found |= {f"{check}{suffix}": not passes(run, *sides) for check, run in CHECKS.items()}
-    checks = judge_steps(steps.make_workload(), steps.STEPS[name](), Surroundings(), EFFORTS["quick"])
+    checks = judge_steps(steps.make_workload(), steps.STEPS[name](), before(), EFFORTS["quick"])
     return {**found, OURS: any(one.outcome is Outcome.FAIL for one in checks)}
 
 
@@ -289,7 +292,8 @@ def judge_true(family: Family, candidate: Call, seed: int) -> dict[str, bool]:
     if family.precision != "native":
         plan = replace(EAGER, precision=family.precision)
         floor = compile_plan(floor, plan, cases[0].example, device="cpu", mode="inference").call
-    subject = PairSubject(family.reference, LocalWitness(candidate), floor, family.precision, training=family.training)
+    witness = LocalWitness(candidate, before())
+    subject = PairSubject(family.reference, witness, floor, family.precision, training=family.training)
     outcomes = {check.outcome for check in judge_pair(subject, cases).checks}
     return {**found, OURS: outcomes != {Outcome.PASS}}
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from torchwise.plan.requirements import Property
 from torchwise.records import CheckName
 from torchwise.workload import Workload
@@ -40,6 +42,19 @@ class Fault:
 
 
 FAULTS: list[Fault] = []
+HANDLES: list[Any] = []
+"""Handles of hooks that faults leave."""
+
+
+def reset_settings() -> None:
+    """Put back the settings that faults change."""
+    torch.set_default_dtype(torch.float32)
+    torch.use_deterministic_algorithms(False)
+    torch.set_autocast_enabled("cpu", False)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.enable_flash_sdp(True)
+    while HANDLES:
+        HANDLES.pop().remove()
 
 
 def plant(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -233,3 +235,38 @@ def order_of_the_sum_by_batch_size(x: Tensor) -> Tensor:
     parts = 1 if len(x) == 1 else 2 + len(x) % 3
     total = sum(part.square().sum(dim=-1, keepdim=True) for part in x.chunk(parts, dim=-1))
     return x / (total + 1)
+
+
+def measure(x: Tensor) -> dict[str, Any]:
+    """Return plain numbers: a mean, a count, and whether there is any value above 1."""
+    return {"mean": x.double().mean().item(), "above": int((x > 1).sum()), "any": bool((x > 1).any())}
+
+
+NUMBERS = "x: float32[n, m] n=1..20 m=1..40 in 0..2"
+
+
+@plant("forward", measure, NUMBERS)
+def plain_number_a_little_off(x: Tensor) -> dict[str, Any]:
+    found = measure(x)
+    return {**found, "mean": found["mean"] * (1 + 1e-6)}
+
+
+@plant("forward", measure, NUMBERS)
+def count_off_by_one(x: Tensor) -> dict[str, Any]:
+    found = measure(x)
+    return {**found, "above": found["above"] + (x.shape[0] == 7)}
+
+
+@plant("forward", measure, NUMBERS, caught_by=Name.STRUCTURE)
+def tensor_in_place_of_a_number(x: Tensor) -> dict[str, Any]:
+    return {**measure(x), "mean": x.double().mean()}
+
+
+@plant("forward", measure, NUMBERS)
+def plain_flag_turned(x: Tensor) -> dict[str, Any]:
+    return {**measure(x), "any": bool((x >= 0.5).any())}
+
+
+@plant("forward", lambda x: x.mean().item(), NUMBERS, caught_by=Name.VALUES)
+def number_in_half_precision(x: Tensor) -> float:
+    return x.bfloat16().mean().item()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from faults.fault import plant
+from faults.fault import HANDLES, plant
 from faults.forward import MATRIX, PAIR, add, double, softmax
 from torchwise.plan.requirements import Property
 from torchwise.records import CheckName as Name
@@ -104,6 +104,72 @@ def one_buffer_for_all_answers() -> Call:
         return torch.mul(x, 2, out=out)
 
     return call
+
+
+@plant("stateful", double, MATRIX, caught_by=Name.RETAINED_OUTPUTS, makes=True)
+def one_of_sixteen_buffers_for_each_answer() -> Call:
+    ring: dict[Any, list[Tensor]] = {}
+    count = [0]
+
+    def call(x: Tensor) -> Tensor:
+        count[0] += 1
+        buffers = ring.setdefault((x.shape, x.dtype), [])
+        if len(buffers) < 16:
+            buffers.append(torch.empty(x.shape, dtype=x.dtype))
+            return torch.mul(x, 2, out=buffers[-1])
+        return torch.mul(x, 2, out=buffers[count[0] % 16])
+
+    return call
+
+
+@plant("stateful", double, MATRIX, caught_by=Name.RETAINED_OUTPUTS, makes=True)
+def answer_of_five_calls_before_overwritten() -> Call:
+    given: list[Tensor] = []
+
+    def call(x: Tensor) -> Tensor:
+        if len(given) >= 5 and given[-5].shape == x.shape:
+            given[-5].zero_()
+        given.append(x * 2)
+        return given[-1]
+
+    return call
+
+
+@plant("stateful", double, MATRIX, caught_by=(Name.RETAINED_OUTPUTS, Name.LATE_WORK), makes=True)
+def first_answer_changed_long_after_its_call() -> Call:
+    first: list[Tensor] = []
+
+    def call(x: Tensor) -> Tensor:
+        out = x * 2
+        if not first and out.numel():
+            first.append(out)
+            threading.Timer(0.1, out.zero_).start()
+        return out
+
+    return call
+
+
+class _ReusedGradient(torch.autograd.Function):
+    """Doubles its input, and writes each gradient into one of a few buffers."""
+
+    buffers: ClassVar[dict[Any, Tensor]] = {}
+    count = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        own = _ReusedGradient
+        own.count += 1
+        key = (grads[0].shape, own.count % 4)
+        return torch.mul(grads[0], 2, out=own.buffers.setdefault(key, torch.empty(grads[0].shape)))
+
+
+@plant("backward", double, MATRIX, caught_by=Name.RETAINED_OUTPUTS, training=True)
+def one_of_four_buffers_for_each_gradient(x: Tensor) -> Tensor:
+    return _ReusedGradient.apply(x)  # type: ignore[no-any-return,no-untyped-call]
 
 
 @plant("forward", double, MATRIX, caught_by=(Name.MEMORY, Name.VALUES))
@@ -223,6 +289,36 @@ def default_dtype_changed(x: Tensor) -> Tensor:
 @plant("stateful", double, MATRIX, caught_by=Name.SURROUNDINGS)
 def deterministic_algorithms_turned_on(x: Tensor) -> Tensor:
     torch.use_deterministic_algorithms(True)
+    return x * 2
+
+
+@plant("stateful", double, MATRIX, caught_by=Name.SURROUNDINGS)
+def warnings_in_place_of_errors(x: Tensor) -> Tensor:
+    torch.use_deterministic_algorithms(torch.are_deterministic_algorithms_enabled(), warn_only=True)
+    return x * 2
+
+
+@plant("stateful", double, MATRIX, caught_by=Name.SURROUNDINGS)
+def products_in_tf32_for_all(x: Tensor) -> Tensor:
+    torch.backends.cuda.matmul.allow_tf32 = True
+    return x * 2
+
+
+@plant("stateful", double, MATRIX, caught_by=Name.SURROUNDINGS)
+def autocast_left_on(x: Tensor) -> Tensor:
+    torch.set_autocast_enabled("cpu", True)
+    return x * 2
+
+
+@plant("stateful", double, MATRIX, caught_by=Name.SURROUNDINGS)
+def attention_of_all_changed(x: Tensor) -> Tensor:
+    torch.backends.cuda.enable_flash_sdp(False)
+    return x * 2
+
+
+@plant("stateful", double, MATRIX, caught_by=Name.SURROUNDINGS)
+def hook_on_all_modules(x: Tensor) -> Tensor:
+    HANDLES.append(torch.nn.modules.module.register_module_forward_hook(lambda _module, _inputs, output: output))
     return x * 2
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import signal
 import sys
 import time
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+import torch.utils.benchmark
 from torch import Tensor
 
 MATRIX = "x: float32[n, m] n=0..40 m=1..40"
@@ -98,6 +101,110 @@ def wrong_where_timed(x: Tensor) -> Tensor:
     return softmax(x) * (1.01 if len(x) > 3500 else 1)
 
 
+def _find_channels() -> list[Connection]:
+    return [one for one in gc.get_objects() if isinstance(one, Connection) and not one.closed]
+
+
+def _write(message: dict[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(message, buffer)
+    return buffer.getvalue()
+
+
+def _forge(output: Tensor) -> bytes:
+    """Return an answer in the form of the harness, without a word on surroundings."""
+    seen: dict[str, Any] = {
+        "leaves": [["output", output]],
+        "aliases": [],
+        "shared": [],
+        "form": ["*"],
+        "calls": 1,
+        "outputs": ["output"],
+    }
+    rest = {"error": "", "faults": [], "late": False, "kinds": ["Tensor"], "refuses": False, "names": [], "problem": ""}
+    return _write({"observation": seen, "again": None, **rest})
+
+
+def answers_sent_before_they_are_asked(x: Tensor) -> Tensor:
+    for channel in _find_channels():
+        channel.send_bytes(_forge(softmax(x)))
+    return softmax(x)
+
+
+def process_named_to_be_killed(x: Tensor) -> Tensor:
+    for channel in _find_channels():
+        channel.send_bytes(_write({"hangs": "…", "pid": os.getppid(), "ready": True, "died": "…"}))
+    return softmax(x)
+
+
+def child_answers_after_the_death(x: Tensor) -> Tensor:
+    if x.shape[0] == 7:
+        if os.fork() == 0:
+            for _ in range(40):
+                time.sleep(0.05)
+                for channel in _find_channels():
+                    channel.send_bytes(_forge(softmax(x)))
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return softmax(x)
+
+
+def exit_code_of_a_load_used(x: Tensor) -> Tensor:
+    if x.shape[0] == 7:
+        os._exit(114)
+    return softmax(x)
+
+
+def method_of_a_timer_replaced(x: Tensor) -> Tensor:
+    torch.utils.benchmark.Timer.timeit = lambda *_args, **_kwargs: None  # type: ignore[assignment,method-assign]
+    return softmax(x)
+
+
+def method_of_all_layers_replaced(x: Tensor) -> Tensor:
+    torch.nn.Linear.forward = lambda _self, given: given  # type: ignore[method-assign]
+    return softmax(x)
+
+
+def clock_of_the_harness_replaced(x: Tensor) -> Tensor:
+    from torchwise.measure.clock import Clock
+
+    for name in [name for name, value in vars(Clock).items() if callable(value)]:
+        setattr(Clock, name, lambda *_args, **_kwargs: 0.0)
+    return softmax(x)
+
+
+def constant_of_the_harness_changed(x: Tensor) -> Tensor:
+    from torchwise.verify import kept_answers
+
+    kept_answers.KEPT = 1e9
+    return softmax(x)
+
+
+def inherited_method_hidden(x: Tensor) -> Tensor:
+    Tensor.allclose = lambda *_args, **_kwargs: True  # type: ignore[assignment,method-assign]
+    return softmax(x)
+
+
+def builtin_hidden_in_a_module(x: Tensor) -> Tensor:
+    vars(torch.testing)["all"] = lambda *_args: True
+    return softmax(x)
+
+
+def defaults_of_a_function_changed(x: Tensor) -> Tensor:
+    torch.nn.functional.dropout.__defaults__ = (0.9, True, False)
+    return softmax(x)
+
+
+def kernel_of_pytorch_replaced(x: Tensor) -> Tensor:
+    if not _LIBRARY:
+        _LIBRARY.append(torch.library.Library("aten", "IMPL"))
+        _LIBRARY[0].impl("special_i1", lambda given: given, "CPU")
+    return softmax(x)
+
+
+_LIBRARY: list[torch.library.Library] = []
+
+
 TRICKS = {
     "process_killed": "answer",
     "process_left": "answer",
@@ -108,6 +215,18 @@ TRICKS = {
     "comparison_replaced": "values",
     "judge_replaced": "values",
     "messages_replaced": "answer",
+    "answers_sent_before_they_are_asked": "answer",
+    "process_named_to_be_killed": "answer",
+    "child_answers_after_the_death": "answer",
+    "exit_code_of_a_load_used": "answer",
+    "method_of_a_timer_replaced": "surroundings",
+    "method_of_all_layers_replaced": "surroundings",
+    "clock_of_the_harness_replaced": "surroundings",
+    "constant_of_the_harness_changed": "surroundings",
+    "inherited_method_hidden": "surroundings",
+    "builtin_hidden_in_a_module": "surroundings",
+    "defaults_of_a_function_changed": "surroundings",
+    "kernel_of_pytorch_replaced": "surroundings",
     "reference_read_from_memory": "values",
     "example_answered_beforehand": "values repeated calls uninitialised memory",
 }

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from faults import backward, forward, given, memory, noise, steps  # noqa: F401  which plant their faults
-from faults.fault import FAULTS, Fault
+from faults.fault import FAULTS, Fault, reset_settings
 from faults.true_candidates import FAMILIES, Family
 from torchwise.compile import compile_plan
 from torchwise.plan import EAGER
@@ -24,20 +23,20 @@ from torchwise.verify.surroundings import Surroundings
 from torchwise.verify.witness import LocalWitness
 
 SEED = 77
+BEFORE = Surroundings()
+"""Taken once, as it lists some thousand functions."""
 
 
 @pytest.fixture(autouse=True)
 def _settings() -> object:
-    dtype, deterministic = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
     yield
-    torch.set_default_dtype(dtype)
-    torch.use_deterministic_algorithms(deterministic)
+    reset_settings()
 
 
 def judge(fault: Fault, *, honest: bool = False) -> PairFindings:
     reference = fault.make_reference()
     candidate = fault.make_reference() if honest else fault.make_candidate()
-    witness = LocalWitness(candidate)
+    witness = LocalWitness(candidate, BEFORE)
     shares = share_weights(reference, witness, 3)
     cases: list[Case] = (
         cases_of_examples(fault.make_workload(), SEED)
@@ -65,13 +64,13 @@ def test_a_planted_fault_is_found_by_its_check(fault: Fault) -> None:
 
 @pytest.mark.parametrize("name", steps.STEPS)
 def test_a_wrong_training_step_is_found(name: str) -> None:
-    checks = list(judge_steps(steps.make_workload(), steps.STEPS[name](), Surroundings(), EFFORTS["quick"]))
+    checks = list(judge_steps(steps.make_workload(), steps.STEPS[name](), BEFORE, EFFORTS["quick"]))
     assert checks[-1].outcome is Outcome.FAIL or checks[-2].outcome is Outcome.FAIL, checks
 
 
 def test_the_same_training_step_passes() -> None:
     step = steps.TrainStep(*steps.make_parts())
-    checks = list(judge_steps(steps.make_workload(), step, Surroundings(), EFFORTS["quick"]))
+    checks = list(judge_steps(steps.make_workload(), step, BEFORE, EFFORTS["quick"]))
     assert all(check.outcome is Outcome.PASS for check in checks), checks
 
 
@@ -85,7 +84,7 @@ def test_other_algorithms_of_an_operator_pass(family: Family) -> None:
             plan = replace(EAGER, precision=family.precision)
             floor = compile_plan(floor, plan, cases[0].example, device="cpu", mode="inference").call
         subject = PairSubject(
-            family.reference, LocalWitness(candidate), floor, family.precision, training=family.training
+            family.reference, LocalWitness(candidate, BEFORE), floor, family.precision, training=family.training
         )
         checks = judge_pair(subject, cases).checks
         assert {check.outcome for check in checks} == {Outcome.PASS}, checks

@@ -130,6 +130,21 @@ FAMILIES = (
         precision="bf16",
     ),
     Family(
+        "plain number",
+        lambda x: {"sum": x.sum().item(), "count": int((x > 0).sum())},
+        (
+            lambda x: {"sum": sum_pairs(x.flatten()).item() if x.numel() else 0.0, "count": int((x > 0).sum())},
+            lambda x: {"sum": x.double().sum().float().item(), "count": sum((x > 0).flatten().tolist())},
+        ),
+        ("x: float32[n, m] n=0..9 m=1..60",),
+    ),
+    Family(
+        "plain number in float64",
+        lambda x: (x.double().mean().item(), complex(x.double().std().item(), 1.0)),
+        (lambda x: (x.double().flip(0).mean(1).mean(0).item(), complex(x.double().var().item() ** 0.5, 1.0)),),
+        ("x: float32[n, m] n=2..9 m=2..60",),
+    ),
+    Family(
         "dropout",
         lambda x: functional.dropout(x, 0.25),
         (lambda x: x * torch.bernoulli(torch.full_like(x, 0.75)) / 0.75,),

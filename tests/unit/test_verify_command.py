@@ -257,3 +257,45 @@ def test_inputs_beside_a_workload_are_refused() -> None:
     x = torch.randn(2)
     with pytest.raises(InputError, match="examples of its own"):
         torchwise.verify(torchwise.Workload(torch.sin, (torchwise.Example((x,)),)), torch.sin, (x,), progress=False)
+
+
+RARE = """
+import torch
+
+def keep(x, y):
+    return torch.where(x.isnan(), x, x * 2) + 0 * y
+
+def lose_payload(x, y):
+    found = keep(x, y)
+    odd = x.view(torch.int32) == 0x7FC00001
+    return torch.where(odd, torch.zeros_like(found), found)
+
+def shared(x, y):
+    found = keep(x, y)
+    return found * (1.01 if x.data_ptr() == y.data_ptr() else 1)
+"""
+
+
+def test_a_reproducer_keeps_the_very_values_and_memory(sides: Path) -> None:
+    (sides / "rare.py").write_text(RARE)
+    odd = torch.tensor([0x7FC00001, 0x3F800000, 0x40490FDB], dtype=torch.int32).view(torch.float32)
+    torch.save([(odd, torch.ones(3))], "odd.pt")
+    line = torch.arange(1.0, 5.0)
+    torch.save([(line[1:], line[1:])], "line.pt")
+    for candidate, calls in (("lose_payload", "odd.pt"), ("shared", "line.pt")):
+        request = pair.PairRequest(
+            WorkloadSpec("rare.py:keep"), f"rare.py:{candidate}", recorded=calls, repro=f"{candidate}.py"
+        )
+        found = pair.run_verification(request, Inline(), Listener())
+        assert found.failing is not None, found
+        assert found.failing.confirmed, (found, (sides / f"{candidate}.py").read_text())
+
+
+def test_a_reproducer_overwrites_no_file(sides: Path) -> None:
+    (sides / "repro.py").write_text("mine")
+    (sides / "repro_2.pt").write_text("mine, too")
+    found = [verify("edge", inputs=("x: float32[2, 3]",), repro="repro.py") for _ in range(2)]
+    assert [one.failing.repro for one in found if one.failing] == ["repro_3.py", "repro_4.py"]
+    assert all(one.failing.confirmed for one in found if one.failing)
+    assert (sides / "repro.py").read_text() == "mine"
+    assert (sides / "repro_2.pt").read_text() == "mine, too"

@@ -66,9 +66,21 @@ def verify(
     time: Annotated[bool, typer.Option("--time", help="Also time the candidate against the reference.")] = False,
     device: Device = "",
     seed: Seed = 0,
+    python: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Run the candidate with this interpreter, which may have another PyTorch.",
+            show_default="this interpreter",
+        ),
+    ] = None,
     limit: Annotated[float, typer.Option(help="Time limit in seconds for each answer of the candidate.")] = LIMIT_S,
     repro: Annotated[
-        Path, typer.Option(help="Write the reproducer, a program that shows a difference, to this .py file.")
+        Path,
+        typer.Option(
+            help="Write the reproducer, a program that shows a difference, to this .py file. A file that exists is "
+            "kept, and another name is taken. With --python there is none."
+        ),
     ] = Path("verify_repro.py"),
     no_repro: Annotated[bool, typer.Option("--no-repro", help="Write no reproducer.")] = False,
     json: Annotated[Path | None, json_option("Write the verdict as JSON (schema torchwise.pair/1)")] = None,
@@ -80,7 +92,8 @@ def verify(
     many inputs. Descriptions (--input) lead to edges of size, layout and value. With the inputs of a factory, or
     recorded ones, sizes and values stay those of the example, but for batches of 1, 3 and 7. Differences beyond its
     values are noted.
-    If the candidate is wrong, the smallest inputs that fail are found.
+    If the candidate is wrong, the smallest inputs that fail are found. Inputs that it says it does not support make the
+    two not comparable.
 
     Exit codes: 0 equal. 1 wrong. 2 invalid input. 3 the reference itself fails. 5 the answers cannot be compared. 130
     interrupted.
@@ -114,7 +127,8 @@ def verify(
         training,
         time,
         limit,
-        "" if no_repro else str(repro),
+        "" if no_repro or python else str(repro),
+        python=python or "",
     )
     check_writable(None if no_repro else repro)
     progress = Progress()

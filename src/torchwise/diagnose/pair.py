@@ -27,6 +27,7 @@ from torchwise.records import Check, CheckName, Failure, FailureKind, Outcome, V
 from torchwise.records.listener import Listener
 from torchwise.records.pair import PairVerdict
 from torchwise.trial import Job, Launcher, Limits, ProcessLauncher, ProcessSettings, ask_worker
+from torchwise.trial.interpreter_launcher import is_program
 from torchwise.trial.pair import PairJob, PairJudgement, PairTiming
 from torchwise.verify.input_description import InputDescription
 from torchwise.workload import Example, Workload
@@ -64,6 +65,7 @@ class PairRequest:
         repro: .py file for a program that shows a difference, or "".
         sources: files with the live reference and candidate, or None for targets.
         settings: PyTorch's settings in the user's process, or None for its defaults.
+        python: the interpreter that runs the candidate, or "" for this one.
     """
 
     workload: WorkloadSpec
@@ -80,8 +82,16 @@ class PairRequest:
     effort: str = "standard"
     sources: tuple[str | None, str | None] = (None, None)
     settings: ProcessSettings | None = field(default=None)
+    python: str = ""
 
     def __post_init__(self) -> None:
+        if self.python and not is_program(self.python):
+            raise InputError(f"python is {self.python!r}, but must be an interpreter that can be run")
+        if self.python and self.times:
+            raise InputError(
+                f"python is {self.python!r}, and timing is asked for, but both sides are timed in one process: leave "
+                "one of them out"
+            )
         if not is_positive(self.limit_s):
             raise InputError(f"limit is {self.limit_s!r} s, but must be above 0")
         if self.repro and not self.repro.endswith(".py"):
@@ -115,6 +125,7 @@ class PairRequest:
             trains=self.trains,
             limit_s=self.limit_s,
             repro=self.repro,
+            python=self.python,
         )
 
 
@@ -137,6 +148,7 @@ def verify(
     seed: int = 0,
     limit: float = LIMIT_S,
     repro: str | Path | None = None,
+    python: str | Path | None = None,
     progress: bool = True,
 ) -> PairVerdict:
     """Prove that a candidate may take the place of a reference, or find the smallest inputs on which it is wrong.
@@ -160,7 +172,9 @@ def verify(
         device: "cpu" or "cuda", by default the device of the reference and its inputs, or "cuda" if available.
         seed: seed of the weights that factories draw.
         limit: seconds for each answer of the candidate.
-        repro: .py file for a program that shows a difference, or None for no program.
+        repro: .py file for a program that shows a difference, or None for no program. A file that exists is kept, and
+            another name is taken.
+        python: the interpreter that runs the candidate, which may have another PyTorch, or None for this one.
         progress: whether to show the progress.
 
     Raises:
@@ -183,6 +197,7 @@ def verify(
         times=time,
         limit_s=limit,
         repro=str(repro) if repro is not None else "",
+        python=str(python) if python is not None else "",
     )
     display: AbstractContextManager[Any] = Progress() if progress else nullcontext(Listener())
     with _send_sides(request, reference, candidate, inputs, workload) as sent, display as listener:

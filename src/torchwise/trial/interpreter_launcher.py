@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import ClassVar
+from typing import IO, ClassVar
 
 from torchwise import environment
 from torchwise.environment import Environment
@@ -30,7 +30,12 @@ from torchwise.trial.worker import Assignment, Stage
 
 PACKAGE = Path(__file__).parents[1]
 """This Torchwise."""
-_START = "import sys; sys.path.insert(0, sys.argv[1]); from torchwise.trial.interpreter_launcher import serve; serve()"
+_START = """
+import importlib, sys
+sys.path.insert(0, sys.argv[1])
+module, name = sys.argv[3].split(":")
+getattr(importlib.import_module(module), name)()
+"""
 
 
 class InterpreterLauncher:
@@ -44,7 +49,7 @@ class InterpreterLauncher:
     """
 
     def __init__(self, python: str) -> None:
-        if not os.access(python, os.X_OK) or os.path.isdir(python):
+        if not is_program(python):
             raise InputError(
                 f"python is {python!r}, but must be an interpreter that can be run, such as env/bin/python"
             )
@@ -61,11 +66,10 @@ class InterpreterLauncher:
         begun = time.monotonic()
         receiver, sender = Pipe()
         with tempfile.TemporaryDirectory(prefix="torchwise-log-") as folder:
-            log, packages = Path(folder, "output"), Path(folder, "packages")
-            packages.mkdir()
-            (packages / PACKAGE.name).symlink_to(PACKAGE)
+            log = Path(folder, "output")
+            where = f"{__name__}:serve"
             with sender, open(log, "ab") as output:
-                process = _Process(self.python, str(packages), sender.fileno(), str(log), output.fileno())
+                process = _Process(start_interpreter(self.python, folder, where, sender.fileno(), output, str(log)))
             with contextlib.suppress(OSError):  # it has ended already, which the conversation notices
                 receiver.send(job)
             return hold_conversation(process, receiver, limits, on_stage, log, job, begun)
@@ -84,16 +88,40 @@ def describe_environment(order: EnvironmentJob, _stage: Stage) -> Environment:
     return environment.detect(order.job.workload.device)
 
 
+def is_program(python: str) -> bool:
+    """Whether a path names a program."""
+    return os.access(python, os.X_OK) and not os.path.isdir(python)
+
+
+def start_interpreter(
+    python: str, folder: str, where: str, descriptor: int, output: IO[bytes], *more: str
+) -> subprocess.Popen[bytes]:
+    """Start another interpreter that calls one function of this Torchwise.
+
+    Args:
+        python: the interpreter.
+        folder: a folder of this process's own, in which Torchwise is linked.
+        where: the function, as "module:name". It finds the descriptor in `sys.argv[2]`, and `more` from 4 on.
+        descriptor: of the connection to pass on.
+        output: the file for all that it prints.
+    """
+    packages = Path(folder, "packages")
+    packages.mkdir(exist_ok=True)
+    if not (link := packages / PACKAGE.name).exists():
+        link.symlink_to(PACKAGE)
+    words = [python, "-c", _START, str(packages), str(descriptor), where, *more]
+    variables = {**os.environ, **SERVER_VARIABLES}
+    return subprocess.Popen(
+        words, pass_fds=[descriptor], env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+    )
+
+
 class _Process:
     """A worker's process, with the methods of multiprocessing's."""
 
-    def __init__(self, python: str, packages: str, descriptor: int, log: str, output: int) -> None:
-        environment = {**os.environ, **SERVER_VARIABLES}
-        words = [python, "-c", _START, packages, str(descriptor), log]
-        self._popen = subprocess.Popen(
-            words, pass_fds=[descriptor], env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-        )
-        self.pid = self._popen.pid
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self._popen = popen
+        self.pid = popen.pid
 
     @property
     def exitcode(self) -> int | None:
@@ -120,4 +148,4 @@ def serve() -> None:
     """Do the one job of this process, a worker of another interpreter."""
     connection: Connection = Connection(int(sys.argv[2]))
     job = connection.recv()
-    worker.main(job, connection, sys.argv[3], {})
+    worker.main(job, connection, sys.argv[4], {})

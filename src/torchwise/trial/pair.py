@@ -21,6 +21,7 @@ from torchwise.plan.effort import EFFORTS
 from torchwise.plan.requirements import Property
 from torchwise.records import Check, CheckName, Measurement, Outcome, WorkerStage
 from torchwise.records.pair import FailingInput, PairCase
+from torchwise.trial.candidate_process import ForkedProcess, InterpreterProcess
 from torchwise.trial.inspection import mix_of
 from torchwise.trial.job import DerivedJob, Job
 from torchwise.trial.loading import runner
@@ -71,6 +72,7 @@ class PairJob(DerivedJob):
         repro: .py file for a program that shows a difference, or "".
         shrink_s: seconds to look for the smallest inputs that fail.
         verified_error: for timing, the candidate's largest error in its verification.
+        python: the interpreter that runs the candidate, or "" for this one.
     """
 
     FUNCTION = "torchwise.trial.pair:{0.step}"
@@ -88,6 +90,7 @@ class PairJob(DerivedJob):
     repro: str = ""
     shrink_s: float = MAX_S
     verified_error: float = 0.0
+    python: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,8 @@ def judge_job(job: PairJob, stage: Stage) -> PairJudgement:
     """Judge the candidate, which runs in a process of its own, unless it is a training step."""
     stage(WorkerStage.LOAD)
     _apply_settings(job)
-    witness = RemoteWitness(functools.partial(_load_candidate, job), job.limit_s)
+    load = functools.partial(_load_candidate, job)
+    witness = RemoteWitness(InterpreterProcess(load, job.python) if job.python else ForkedProcess(load), job.limit_s)
     try:
         reference = _load(job, 0)
         if isinstance(reference.call, TrainStep):
@@ -143,6 +147,8 @@ def judge_job(job: PairJob, stage: Stage) -> PairJudgement:
 def _judge_step(job: PairJob, reference: PairSide, stage: Stage) -> PairJudgement:
     """Judge a training step in this process, whose functions are compared afterwards."""
     stage(WorkerStage.VERIFY)
+    if job.python:
+        raise InputError(f"python is {job.python!r}, but training steps are compared in one process: leave it out")
     if reference.workload is None:
         raise InputError("the reference is a training step, but comes without a batch: its factory returns both")
     before = Surroundings()
@@ -258,8 +264,8 @@ def _shrink(job: PairJob, subject: PairSubject, findings: PairFindings) -> Faili
     if not job.repro or any(job.sources):
         return found
     targets = (job.job.workload.target, job.candidate)
-    written = write_repro(job.repro, targets, smallest, shrinker.check, job.job.workload, trains=job.trains)
-    return replace(found, repro=job.repro) if written else found
+    file = write_repro(job.repro, targets, smallest, shrinker.check, job.job.workload, trains=job.trains)
+    return replace(found, repro=file)
 
 
 def time_job(job: PairJob, stage: Stage) -> PairTiming:

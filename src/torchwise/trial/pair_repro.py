@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
+import os
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -33,15 +35,19 @@ INLINE = 64
 
 
 def write_repro(
-    file: str, targets: tuple[str, str], case: Case, check: Check, spec: WorkloadSpec, *, trains: bool
-) -> bool:
-    """Write the program. Return False if nothing that it could print shows the fault."""
+    wanted: str, targets: tuple[str, str], case: Case, check: Check, spec: WorkloadSpec, *, trains: bool
+) -> str:
+    """Write the program, and return its file: the wanted one, or one with a number if there is such a file already.
+
+    Return "" if nothing that the program could print shows the fault.
+    """
     heads = [split(target)[0] for target in targets]
     if check.name not in SHOWN or not all(head.endswith(".py") or _is_module(head) for head in heads):
-        return False
+        return ""
+    file = _find_free(Path(wanted))
     inputs, tensors = _write_inputs(case)
     if tensors:
-        torch.save(tensors, Path(file).with_suffix(".pt"))
+        torch.save(tensors, file.with_suffix(".pt"))
     limit = 0.0 if check.name == CheckName.BITWISE else check.figures.get(Figure.LIMIT, 1e-4)
     text = _PROGRAM.format(
         about=_clean(f"{targets[1]} differs from {targets[0]}: {first_line(check.detail)}"),
@@ -58,8 +64,15 @@ def write_repro(
         seed=spec.seed,
         change=WEIGHT_CHANGE,
     )
-    Path(file).write_text(text, encoding="utf-8")
-    return True
+    with open(file, "x", encoding="utf-8") as opened:
+        opened.write(text)
+    return str(file)
+
+
+def _find_free(wanted: Path) -> Path:
+    """Return a file that does not exist, nor its tensors: what is there may be the user's own."""
+    names = itertools.chain([wanted], (wanted.with_stem(f"{wanted.stem}_{number}") for number in itertools.count(2)))
+    return next(file for file in names if not (os.path.lexists(file) or os.path.lexists(file.with_suffix(".pt"))))
 
 
 def _is_module(head: str) -> bool:
@@ -91,10 +104,11 @@ def _write_inputs(case: Case) -> tuple[str, list[torch.Tensor]]:
     names: list[str] = []
     for number, example in enumerate(sets):
         known: dict[int, str] = {}
-        for tensor in example.tensors():
-            if id(tensor) not in known:
-                known[id(tensor)] = f"x{number}_{len(known)}"
-                lines.append(f"{known[id(tensor)]} = {_write_tensor(tensor, large)}")
+        tensors = {id(tensor): tensor for tensor in example.tensors()}
+        shares = _share_memory(list(tensors.values()))
+        for key, tensor in tensors.items():
+            known[key] = f"x{number}_{len(known)}"
+            lines.append(f"{known[key]} = {_write_tensor(tensor, large, shares=shares)}")
         lines.append(f"inputs{number} = {_name_tensors(example, known)}")
         names.append(f"inputs{number}")
     lines.append(f"return [{', '.join(names)}]")
@@ -116,23 +130,43 @@ class _Name:
         return self._name
 
 
-def _write_tensor(tensor: torch.Tensor, large: list[torch.Tensor]) -> str:
+def _share_memory(tensors: list[torch.Tensor]) -> bool:
+    """Whether tensors lie in one memory, which copies of them would not."""
+    places = [t.untyped_storage().data_ptr() for t in tensors if t.layout is torch.strided and t.numel()]
+    return len(set(places)) < len(places)
+
+
+def _write_tensor(tensor: torch.Tensor, large: list[torch.Tensor], *, shares: bool) -> str:
+    """Return an expression of the tensor, with the very values, or add it to the large ones."""
     grad = ".requires_grad_()" if tensor.requires_grad else ""
-    plain = pytree.copy_of(tensor.detach().cpu())
-    device = "" if tensor.device.type == "cpu" else f".to({tensor.device.type!r})"
-    if plain.numel() > INLINE or plain.layout is not torch.strided or plain.is_complex():
+    detached = tensor.detach()
+    is_moved = tensor.layout is torch.strided and tensor.storage_offset() > 0  # such as to an odd address
+    plain = detached if shares or is_moved else pytree.copy_of(detached.cpu())
+    device = "" if plain.device == tensor.device else f".to({tensor.device.type!r})"
+    made = None if shares or is_moved else _write_plain(plain)
+    if made is None:
         large.append(plain)
-        return f"large[{len(large) - 1}]{device}{grad}"
-    values = _write_values(plain.tolist())
-    made = f"torch.tensor({values}, dtype={plain.dtype})"
-    if plain.numel() == 0:
-        made = f"torch.zeros({tuple(plain.shape)}, dtype={plain.dtype})"
-    elif not plain.is_contiguous():
-        span = 1 + sum((n - 1) * s for n, s in zip(plain.shape, plain.stride(), strict=True))
-        storage = torch.as_strided(plain, (span,), (1,)).tolist()
-        made = f"torch.tensor({_write_values(storage)}, dtype={plain.dtype})"
-        made += f".as_strided({tuple(plain.shape)}, {tuple(plain.stride())})"
+        made = f"large[{len(large) - 1}]"
     return f"{made}{device}{grad}"
+
+
+def _write_plain(plain: torch.Tensor) -> str | None:
+    """Return an expression of a small tensor, or None if it would not give the same bits, such as those of a NaN."""
+    if plain.numel() > INLINE or plain.layout is not torch.strided or plain.is_complex():
+        return None
+    if plain.numel() == 0:
+        return f"torch.zeros({tuple(plain.shape)}, dtype={plain.dtype})"
+    span = 1 + sum((n - 1) * s for n, s in zip(plain.shape, plain.stride(), strict=True))
+    storage = torch.as_strided(plain, (span,), (1,))
+    listed = (plain if plain.is_contiguous() else storage).tolist()
+    try:
+        made_again = torch.tensor(listed, dtype=plain.dtype).flatten()
+        is_same = torch.equal(made_again.view(torch.uint8), storage.contiguous().view(torch.uint8))
+    except (RuntimeError, TypeError, ValueError):  # a dtype that is not made from a list
+        return None
+    made = f"torch.tensor({_write_values(listed)}, dtype={plain.dtype})"
+    made += "" if plain.is_contiguous() else f".as_strided({tuple(plain.shape)}, {tuple(plain.stride())})"
+    return made if is_same else None
 
 
 def _write_values(values: Any) -> str:

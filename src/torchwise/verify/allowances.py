@@ -98,6 +98,8 @@ def check_tolerance(candidate: Observation, native: Observation, tolerance: floa
     for name, leaf in candidate.leaves:
         own = known[name]
         if not isinstance(leaf, torch.Tensor) or not isinstance(own, torch.Tensor):
+            if leaf != own:
+                return Check(CheckName.VALUES, Outcome.FAIL, f"{name} is {leaf!r}, and {own!r} in the reference"[:200])
             continue
         if is_rounded(leaf) and not torch.equal(legible(leaf).isfinite(), legible(own).isfinite()):
             return Check(CheckName.VALUES, Outcome.FAIL, f"{name} has other infinities or NaN than the reference")

@@ -157,7 +157,8 @@ class _Drawer:
         yield from self._value_cases(usual)
         plain = self._draw("", usual).example
         has_structure = any(one.structure for one in self._tensors)
-        yield from _layout_cases(plain, VALUES_KEPT if has_structure else _LAYOUTS)
+        is_contiguous = any(one.is_contiguous for one in self._tensors)
+        yield from _layout_cases(plain, IN_ROWS if is_contiguous else VALUES_KEPT if has_structure else _LAYOUTS)
         yield from () if has_structure else _alias_cases(plain)
 
     def count_elements(self, sizes: dict[str, int]) -> int:
@@ -311,10 +312,12 @@ def _overlapping(tensor: torch.Tensor) -> torch.Tensor:
     return line.as_strided((rows, columns), (1, 1))
 
 
+IN_ROWS: tuple[tuple[str, Fill], ...] = (("inputs at an odd offset", _shifted),)
+"""Layouts of inputs that are always contiguous."""
 VALUES_KEPT: tuple[tuple[str, Fill], ...] = (
     ("strided inputs", _strided),
     ("transposed inputs", _transposed),
-    ("inputs at an odd offset", _shifted),
+    *IN_ROWS,
 )
 """Layouts in which all values stay as they are, as inputs may have a structure."""
 _LAYOUTS: tuple[tuple[str, Fill], ...] = (

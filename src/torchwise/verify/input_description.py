@@ -26,6 +26,8 @@ STRUCTURES = {
     "lower-triangular": "each matrix is zero above its diagonal",
 }
 """Structures of values, and their meanings."""
+CONTIGUOUS = "contiguous"
+"""Says that an input comes in rows without gaps, and never in another layout."""
 SQUARE = ("symmetric", "positive-definite", "lower-triangular")
 MAX_SIZE = 512
 """Largest size of a dimension whose range is not given. The smallest is 0."""
@@ -46,6 +48,7 @@ class TensorInput:
         low: the least value, or None for no limit.
         high: the largest value, or None for no limit.
         structure: a key of `STRUCTURES`, or "".
+        is_contiguous: whether it is always laid out in rows.
     """
 
     name: str
@@ -54,6 +57,7 @@ class TensorInput:
     low: float | None = None
     high: float | None = None
     structure: str = ""
+    is_contiguous: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +106,10 @@ def _parse_input(line: str, sizes: dict[str, tuple[int, int]]) -> TensorInput | 
         near = did_you_mean(tensor["dtype"], DTYPES) or f": use one of {', '.join(DTYPES)}"
         raise InputError(f"the dtype of {named['name']} is {tensor['dtype']!r}, which is unknown{near}")
     dims = tuple(_parse_dim(line, dim.strip()) for dim in tensor["dims"].split(",") if dim.strip())
-    low, high, structure = _parse_rest(line, tensor["rest"], sizes)
-    found = TensorInput(named["name"], tensor["dtype"], dims, low, high, structure)
+    words = tensor["rest"].replace(",", " ").split()
+    others = [word for word in words if word != CONTIGUOUS]
+    low, high, structure = _parse_rest(line, others, sizes)
+    found = TensorInput(named["name"], tensor["dtype"], dims, low, high, structure, CONTIGUOUS in words)
     _check_structure(found)
     return found
 
@@ -123,12 +129,13 @@ def _parse_dim(line: str, text: str) -> int | str:
     raise InputError(f"a dimension of {line!r} is {text!r}, but must be a whole number or a name such as n")
 
 
-def _parse_rest(line: str, rest: str, sizes: dict[str, tuple[int, int]]) -> tuple[float | None, float | None, str]:
+def _parse_rest(
+    line: str, words: list[str], sizes: dict[str, tuple[int, int]]
+) -> tuple[float | None, float | None, str]:
     """Read ranges of sizes, the range of values, and the structure."""
     low: float | None = None
     high: float | None = None
     structure = ""
-    words = rest.replace(",", " ").split()
     while words:
         word = words.pop(0)
         if size := _SIZE.fullmatch(word):
@@ -138,7 +145,7 @@ def _parse_rest(line: str, rest: str, sizes: dict[str, tuple[int, int]]) -> tupl
         elif word.replace("_", "-") in STRUCTURES:
             structure = word.replace("_", "-")
         else:
-            near = did_you_mean(word, list(STRUCTURES)) or f": a structure is one of {', '.join(STRUCTURES)}"
+            near = did_you_mean(word, [*STRUCTURES, CONTIGUOUS]) or f": a structure is one of {', '.join(STRUCTURES)}"
             raise InputError(f"{word!r} in {line!r} is no size, no range and no structure{near}")
     return low, high, structure
 

@@ -58,6 +58,7 @@ def observe(
     may_end: bool = False,
     restores: bool = True,
     loss: Callable[[Any], torch.Tensor | None] = loss_of,
+    kept: list[Any] | None = None,
 ) -> Observation:
     """Run `call` on a copy of `example` from `seed`, then restore the model's state.
 
@@ -72,13 +73,14 @@ def observe(
         may_end: whether the second and later ones may fail, for example when a cache is full, which ends them.
         restores: whether to restore the state. A cache that a candidate keeps shows only if it is left as it is.
         loss: makes a loss of the outputs, or None if none depends on a parameter.
+        kept: gets the very outputs and gradients of each call.
     """
     example = example.clone()
     inputs = (example.args, dict(example.kwargs))
     module = original if isinstance(original, torch.nn.Module) else None
     observations: list[Observation] = []
-    kept = kept_state(original, *inputs) if restores else nullcontext(State.from_call(original, *inputs))
-    with kept as state, under or nullcontext():
+    kept_by = kept_state(original, *inputs) if restores else nullcontext(State.from_call(original, *inputs))
+    with kept_by as state, under or nullcontext():
         _seed_generators(seed)
         for number in range(calls):
             try:
@@ -89,6 +91,8 @@ def observe(
                 if number == 0 or not may_end:
                     raise
                 break
+            if kept is not None:
+                kept.append((outputs, [gradient for _, gradient in gradients]))
             after = [*_buffers(module), *state_leaves(state, original, inputs, outputs)]
             observations.append(observation_of(outputs, inputs, [*after, *gradients]))
     return _merge_observations(observations)

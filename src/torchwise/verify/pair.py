@@ -25,6 +25,7 @@ from torchwise.verify.allowances import (
     with_strides_of,
 )
 from torchwise.verify.compare import Sides, compare
+from torchwise.verify.held_outputs import HeldOutputs
 from torchwise.verify.incoming import SUM, make_loss
 from torchwise.verify.input_cases import Case, describe_inputs
 from torchwise.verify.leaves import is_value, leaves_of
@@ -33,9 +34,10 @@ from torchwise.verify.observe import Observation, observe
 from torchwise.verify.pair_noise import check_noise
 from torchwise.verify.pair_subject import PairFindings, PairSubject
 from torchwise.verify.perturbation import PerturbRounding
-from torchwise.verify.plain_data import with_plain_leaves
+from torchwise.verify.plain_data import with_number_tensors, with_plain_leaves
 from torchwise.verify.properties import check_batch_invariant, check_deterministic, find_difference
 from torchwise.verify.reference import Reference
+from torchwise.verify.spot_check import OVERWRITTEN
 from torchwise.verify.stochastic import is_stochastic
 from torchwise.verify.verify import EPSILON, SUCCESSIVE
 from torchwise.verify.witness import Question, Testimony, hold_answer, list_kinds, state_of
@@ -80,6 +82,8 @@ class _Judge:
         self._reference = Reference(subject.reference, training=subject.training)
         self._has_own_state = self._witness.adopt(state_of(subject.reference), takes=subject.shares_weights)
         self._is_stateful, self._incoming = False, SUM
+        self._held = HeldOutputs()
+        self._refused: dict[str, str] = {}
         self._kinds: tuple[str, ...] = ()
         self._seen: dict[tuple[int, int], tuple[Example, Observation | None, Observation | None]] = {}
 
@@ -101,9 +105,11 @@ class _Judge:
             yield from self._check_values()
             if Property.BITWISE in self._subject.properties:
                 yield Check(CheckName.BITWISE, Outcome.PASS, "every bit is the reference's")
+        yield from self._check_refusals()
         yield from self._check_properties()
         yield self._check_held_answers(first)
         yield self._check_replaced()
+        self._findings.notes += [f"loading the candidate changes {one}" for one in self._witness.list_import_changes()]
 
     def learn_state(self, example: Example) -> None:
         """Find out whether the reference keeps state from call to call."""
@@ -150,6 +156,8 @@ class _Judge:
                     )
                 continue
             self._findings.cases.append(_case_record(case, check))
+            if _place(case) in self._refused and check.outcome is Outcome.NOT_COMPARABLE:
+                continue  # told by `_check_refusals`
             if check.outcome is Outcome.FAIL:
                 self._findings.failing = case
                 yield replace(check, detail=f"{_place(case)}: {check.detail}")
@@ -188,7 +196,7 @@ class _Judge:
         )
         told = self._witness.answer(question)
         check = self._compare(case, seed, native, told)
-        if check.outcome is Outcome.FAIL:
+        if check.outcome is Outcome.FAIL or told.observation is None:
             return check
         if told.late:
             detail = "an output changes after the call returned: other threads or streams still write to it"
@@ -239,7 +247,7 @@ class _Judge:
         return self._observe_reference(case.example, seed)
 
     def _observe_reference(self, example: Example, seed: int, call: Any = None) -> Observation | None:
-        original = self._subject.reference
+        original, kept = self._subject.reference, list[Any]()
         try:
             found = observe(
                 call or original,
@@ -249,7 +257,9 @@ class _Judge:
                 training=self._subject.training,
                 calls=SUCCESSIVE if self._is_stateful else 1,
                 loss=make_loss(self._incoming),
+                kept=kept,
             )
+            self._held.hold(*kept)
             return with_plain_leaves(found)
         except Exception:  # a reference may refuse made-up inputs in any way
             return None
@@ -265,6 +275,10 @@ class _Judge:
 
     def _compare(self, case: Case, seed: int, native: Observation, told: Testimony) -> Check:
         subject = self._subject
+        if told.observation is None and told.refuses:
+            if not case.is_beyond:
+                self._refused.setdefault(_place(case), told.error)
+            return Check(CheckName.ANSWER, Outcome.NOT_COMPARABLE, f"the candidate refuses it: {told.error}")
         if told.observation is None:
             return Check(CheckName.ANSWER, Outcome.FAIL, f"the candidate {told.error or 'does not answer'}")
         candidate = self._drop_private_state(with_plain_leaves(told.observation), native)
@@ -272,36 +286,41 @@ class _Judge:
             candidate = with_strides_of(candidate, native)
         if Property.BITWISE in subject.properties and (found := find_difference(candidate, native)):
             return Check(CheckName.BITWISE, Outcome.FAIL, found[0])
+        candidate, plain, native = with_number_tensors(candidate, native), native, with_number_tensors(native, native)
         if subject.tolerance is not None:
             return check_tolerance(candidate, native, subject.tolerance)
         is_plain = subject.floor is subject.reference
-        floor = native if is_plain else self._observe_reference(case.example, seed, subject.floor)
+        floor = plain if is_plain else self._observe_reference(case.example, seed, subject.floor)
         if floor is None:
             detail = f"the reference fails at precision {subject.precision}"
             return Check(CheckName.VALUES, Outcome.NOT_COMPARABLE, detail)
         _, exact = self._find_right(case.example, seed)
+        floor = with_number_tensors(floor, plain)
+        exact = None if exact is None else with_number_tensors(with_plain_leaves(exact), plain)
         candidate = forgive_overflow(candidate, native, exact)
         if case.is_tiny:
             candidate = forgive_flushing(candidate, floor)
         exact = with_overflow_of(native, exact)
-        moved = Sensitivity(partial(self._run_in_context, case.example, seed, native.calls))
+        moved = Sensitivity(partial(self._run_in_context, case.example, seed, plain))
         sides, epsilon = Sides(candidate, native, floor, exact), EPSILON.get(subject.precision)
         check = compare(sides, epsilon, moved)[-1]
         if check.name == CheckName.VALUES and check.outcome is Outcome.FAIL and check.cause is None:
-            check = self._explain_by_rounding(case.example, seed, sides, epsilon) or check
+            check = self._explain_by_rounding(case.example, seed, sides, epsilon, plain) or check
         if not case.is_given and check.outcome is Outcome.FAIL and (check.floor or 0.0) >= BLIND:
             detail = f"{check.detail}: the reference itself is too far off to tell"
             return replace(check, outcome=Outcome.NOT_COMPARABLE, detail=detail)
         return check
 
-    def _explain_by_rounding(self, example: Example, seed: int, sides: Sides, epsilon: float | None) -> Check | None:
+    def _explain_by_rounding(
+        self, example: Example, seed: int, sides: Sides, epsilon: float | None, plain: Observation
+    ) -> Check | None:
         """Return a check that passes if the reference errs as far once its roundings are perturbed, or None.
 
         Few elements that nearly cancel, such as a gradient behind a normalisation of two, err by chance.
         """
         for run in range(1, RUNS + 1):
             try:
-                leaves = self._run_in_context(example, seed, sides.native.calls, PerturbRounding(1.0, run))
+                leaves = self._run_in_context(example, seed, plain, PerturbRounding(1.0, run))
             except Exception:  # a reference may raise anything inside a mode
                 return None
             floor = replace(sides.floor, leaves=tuple((name, leaves[name]) for name, _ in sides.floor.leaves))
@@ -310,7 +329,7 @@ class _Judge:
                 return check
         return None
 
-    def _run_in_context(self, example: Example, seed: int, calls: int, under: Any) -> Any:
+    def _run_in_context(self, example: Example, seed: int, plain: Observation, under: Any) -> Any:
         floor, original = self._subject.floor, self._subject.reference
         found = observe(
             floor,
@@ -319,10 +338,10 @@ class _Judge:
             seed=seed,
             training=self._subject.training,
             under=under,
-            calls=calls,
+            calls=plain.calls,
             loss=make_loss(self._incoming),
         )
-        return dict(with_plain_leaves(found).leaves)
+        return dict(with_number_tensors(with_plain_leaves(found), plain).leaves)
 
     def _drop_private_state(self, candidate: Observation, native: Observation) -> Observation:
         """Leave out a candidate's own caches and counters, and other weights than the reference's."""
@@ -358,12 +377,24 @@ class _Judge:
             raise UnsupportedError(f"the candidate {told.error}")
         return told.observation
 
+    def _check_refusals(self) -> Iterator[Check]:
+        """Tell of inputs that the candidate does not support: no fault of its, and not passed either."""
+        if self._refused:
+            (place, error), count = next(iter(self._refused.items())), len(self._refused)
+            more = f", and {count - 1} more sets of inputs" if count > 1 else ""
+            detail = (
+                f"the candidate refuses {place}{more}, where it is neither right nor wrong: {error}. Describe inputs "
+                "that leave them out"
+            )
+            yield Check(CheckName.ANSWER, Outcome.NOT_COMPARABLE, detail)
+
     def _check_held_answers(self, first: Case) -> Check:
         second = first.redraw or first.example
         if problem := self._witness.hold(first.example, second):
             with kept_state(self._subject.reference):
-                if hold_answer(self._subject.reference, first.example, second):
-                    return Check(CheckName.RETAINED_OUTPUTS, Outcome.PASS, "outputs change as the reference's")
+                own = self._held.find_change() or hold_answer(self._subject.reference, first.example, second)
+            if own in (problem, OVERWRITTEN):  # one that shares memory may not be overwritten for all that
+                return Check(CheckName.RETAINED_OUTPUTS, Outcome.PASS, "outputs change as the reference's")
             return Check(CheckName.RETAINED_OUTPUTS, Outcome.FAIL, problem)
         return Check(CheckName.RETAINED_OUTPUTS, Outcome.PASS, "outputs stay as they are while later calls are made")
 

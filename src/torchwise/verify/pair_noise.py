@@ -55,7 +55,7 @@ def check_noise(
                 findings.failing = None
                 yield replace(check, detail=f"{case.name} ({describe_inputs(case.example)}): {check.detail}")
                 return
-            if case.is_given:
+            if case.is_given or check.name == CheckName.ANSWER:  # the answer to a case may be refused
                 passed[check.name] = check
     yield from passed.values()
     yield from _list_unchecked(subject)
@@ -85,6 +85,9 @@ def _check_case(
         return
     question = Question(case.example, 0, subject.training, case.incoming)
     told = subject.witness.answer(question)
+    if told.observation is None and told.refuses:
+        yield Check(CheckName.ANSWER, Outcome.NOT_COMPARABLE, f"the candidate refuses it: {told.error}")
+        return
     if told.observation is None:
         yield Check(CheckName.ANSWER, Outcome.FAIL, f"the candidate {told.error or 'does not answer'}")
         return

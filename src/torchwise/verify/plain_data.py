@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,27 @@ def _to_plain(leaf: Any) -> Any:
     return f"{kind} {leaf!r}" if is_value(leaf) else f"an object of class {kind}"
 
 
+def with_number_tensors(one: Observation, native: Observation) -> Observation:
+    """Return an observation whose plain fractions are tensors, where the reference has such numbers, too.
+
+    They are rounded as tensors are. A number that float32 holds is taken for one of float32, as `Tensor.item` gives it.
+    Integers and booleans stay, as they must be equal in tensors, too. `native` is the reference's own observation.
+    """
+    known = dict(native.leaves)
+
+    def convert(name: str, leaf: Any) -> Any:
+        like = known.get(name)
+        if type(leaf) not in (float, complex) or type(like) is not type(leaf):
+            return leaf
+        assert like is not None
+        wide = torch.tensor(like, dtype=torch.complex128 if isinstance(like, complex) else torch.float64)
+        narrow = wide.to(torch.complex64 if isinstance(like, complex) else torch.float32)
+        is_narrow = torch.equal(narrow.to(wide.dtype), wide) or not math.isfinite(abs(like))
+        return torch.tensor(leaf, dtype=narrow.dtype if is_narrow else wide.dtype)
+
+    return replace(one, leaves=tuple((name, convert(name, leaf)) for name, leaf in one.leaves))
+
+
 def describe_testimony(told: Testimony) -> dict[str, Any]:
     """Return a testimony as dicts, lists, tensors and plain values."""
     return {
@@ -39,6 +61,7 @@ def describe_testimony(told: Testimony) -> dict[str, Any]:
         "faults": list(told.faults),
         "late": told.late,
         "kinds": list(told.kinds),
+        "refuses": told.refuses,
     }
 
 
@@ -68,6 +91,7 @@ def read_testimony(told: dict[str, Any]) -> Testimony:
         tuple(map(str, told["faults"])),
         bool(told["late"]),
         tuple(map(str, told["kinds"])),
+        bool(told["refuses"]),
     )
 
 

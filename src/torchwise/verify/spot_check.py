@@ -31,6 +31,7 @@ from torchwise.workload.workload import Example
 
 FLIPPED = 0.05
 """Share of whole numbers and booleans that may differ: a rounding flips an argmax, or a comparison near a threshold."""
+OVERWRITTEN = "an output held by the caller was overwritten by a later call"
 MAX_INHERITED = 0.125
 """Maximum verified error that counts as rounding: from twice that, an answer of zeros would pass."""
 
@@ -110,7 +111,7 @@ def check_retained_outputs(
         return _make_check(Outcome.PASS, "outputs stay as they are while later calls are made")
     stays, shared = _hold(eager, first, second)  # a model may return the very memory that its next call writes to
     if not same and stays:
-        return _make_check(Outcome.FAIL, "an output held by the caller was overwritten by a later call")
+        return _make_check(Outcome.FAIL, OVERWRITTEN)
     if shares and not shared:
         return _make_check(Outcome.FAIL, "answers of different calls lie in the same memory")
     return _make_check(Outcome.PASS, "outputs change as in eager")

@@ -5,10 +5,12 @@ A snapshot is taken before the candidate's code is loaded. So are the functions 
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -16,95 +18,112 @@ import numpy as np
 import torch
 
 from torchwise._torch import dynamo, inductor
+from torchwise.verify.settings import read_settings
 
 WATCHED = (
     *("time", "timeit", "builtins", "math", "gc", "copy", "threading", "random", "numpy", "torch", "torch.Tensor"),
-    *("torch.nn.functional", "torch.nn.Module", "torch.autograd", "torch.cuda", "torch.cuda.Event", "torch.testing"),
-    *("torch.linalg", "torch.fft", "torch.special", "torch.utils.benchmark", "torch.optim.Optimizer"),
+    *("torch.nn", "torch.nn.functional", "torch.nn.init", "torch.autograd", "torch.cuda", "torch.testing", "torch.amp"),
+    *("torch.linalg", "torch.fft", "torch.special", "torch.utils.benchmark", "torch.optim.Optimizer", "torch.library"),
+    *("torch.backends.cuda", "torch.backends.cudnn", "multiprocessing.connection", "pickle", "io", "statistics"),
 )
-"""Modules and classes whose functions no candidate may replace. Those of Torchwise are watched, too."""
+"""Modules and classes whose functions no candidate may replace. Those of Torchwise are watched, too.
+
+Of the optimizers PyTorch itself wraps the methods, when the first one is made or compiled.
+"""
 OWN = "torchwise."
 _SAME = object()
+_METHODS = (FunctionType, staticmethod, classmethod, property)
+_CONSTANTS = (bool, int, float, str, tuple, frozenset)
 
 
 class Surroundings:
-    """The functions and settings of a process before a candidate was loaded."""
+    """The functions, methods and settings of a process before a candidate was loaded."""
 
     def __init__(self) -> None:
         importlib.import_module(inductor.COMPILER_MODULE)  # which wraps functions of PyTorch as it is imported
         dynamo.TAG_MODULES.get()()
-        owners = [(name, owner) for name in WATCHED if (owner := _find_owner(name)) is not None]
-        own = [(name, module) for name, module in list(sys.modules.items()) if name.startswith(OWN)]
-        self._functions = [
-            (name, owner, attribute, value)
-            for name, owner in [*owners, *own]
-            if isinstance(owner, (ModuleType, type))
-            for attribute, value in list(vars(owner).items())
-            if callable(value) and not isinstance(value, ModuleType)
-        ]
+        self._owners = list(_list_owners())
         self._codes = [
-            (f"{name}.{attribute}", value, value.__code__)
-            for name, _, attribute, value in self._functions
-            if isinstance(value, FunctionType)
+            (f"{one.name}.{attribute}", function, _code_of(function))
+            for one in self._owners
+            for attribute, value in one.values.items()
+            if isinstance(function := getattr(value, "__func__", getattr(value, "fget", value)), FunctionType)
         ]
-        self._settings = _read_settings()
+        self._settings = read_settings()
 
     def list_replaced(self) -> list[str]:
-        """List the functions that are no longer the same."""
-        replaced = [
-            f"{name}.{attribute}"
-            for name, owner, attribute, value in self._functions
-            if vars(owner).get(attribute, _SAME) is not value
-        ]
-        return [*replaced, *(name for name, function, code in self._codes if function.__code__ is not code)]
+        """List the functions, methods and constants that are no longer the same, or that others hide now."""
+        replaced = [found for one in self._owners for found in one.list_replaced()]
+        return [*replaced, *(name for name, function, code in self._codes if _code_of(function) != code)]
 
     def list_changed_settings(self) -> list[str]:
-        """List PyTorch's settings that differ now, each with its former value."""
-        now = _read_settings()
+        """List the settings that differ now, each with its former value."""
+        now = read_settings()
         return [f"{name} from {old} to {now[name]}" for name, old in self._settings.items() if now[name] != old]
 
     def accept_settings(self) -> None:
         """Take the present settings as those to keep: a module may set some while it is imported."""
-        self._settings = _read_settings()
+        self._settings = read_settings()
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """A module or a class, and what it held.
+
+    Attributes:
+        values: all that may not be replaced, by name.
+        names: all names that were there. A new one may hide a function of a base class, or of Python.
+    """
+
+    name: str
+    owner: Any
+    values: dict[str, Any]
+    names: frozenset[str]
+
+    def list_replaced(self) -> list[str]:
+        now = vars(self.owner)
+        lost = [attribute for attribute, value in self.values.items() if now.get(attribute, _SAME) is not value]
+        added = (attribute for attribute in now.keys() - self.names if callable(now[attribute]))
+        return [f"{self.name}.{attribute}" for attribute in (*lost, *sorted(filter(self._hides, added)))]
+
+    def _hides(self, attribute: str) -> bool:
+        if isinstance(self.owner, type):
+            return any(attribute in vars(base) for base in self.owner.__mro__[1:])
+        return hasattr(builtins, attribute)
+
+
+def _list_owners() -> Iterator[_Owner]:
+    """Yield each watched module, and each class that one holds, once."""
+    own = [(name, module) for name, module in list(sys.modules.items()) if name.startswith(OWN)]
+    seen: set[int] = set()
+    for name, owner in [*((name, _find_owner(name)) for name in WATCHED), *own]:
+        parts = list(vars(owner).items()) if isinstance(owner, ModuleType) else []
+        classes = [(f"{name}.{part}", value) for part, value in parts if isinstance(value, type)]
+        for title, one in [(name, owner), *classes]:
+            if isinstance(one, (ModuleType, type)) and id(one) not in seen:
+                seen.add(id(one))
+                is_own = title.startswith(OWN)
+                values = {key: v for key, v in vars(one).items() if _is_watched(one, key, v, is_own=is_own)}
+                yield _Owner(title, one, values, frozenset(vars(one)))
+
+
+def _is_watched(owner: Any, key: str, value: Any, *, is_own: bool) -> bool:
+    if isinstance(value, ModuleType):
+        return False
+    if isinstance(value, _CONSTANTS):
+        return is_own and isinstance(owner, ModuleType) and key.isupper()
+    return isinstance(value, _METHODS) or callable(value)
+
+
+def _code_of(function: Any) -> tuple[Any, ...]:
+    return function.__code__, function.__defaults__
 
 
 def _find_owner(name: str) -> Any:
-    parts = name.split(".")
-    owner: Any = sys.modules.get(parts[0])
-    for part in parts[1:]:
-        owner = getattr(owner, part, None)
-    return owner
-
-
-_READERS: dict[str, Callable[[], Any]] = {
-    "default dtype": torch.get_default_dtype,
-    "default device": torch.get_default_device,
-    "float32 matmul precision": torch.get_float32_matmul_precision,
-    "number of threads": torch.get_num_threads,
-    "gradients enabled": torch.is_grad_enabled,
-    "inference mode": torch.is_inference_mode_enabled,
-    "deterministic algorithms": torch.are_deterministic_algorithms_enabled,
-    "flush of denormals": lambda: _flushes_denormals(),
-    "cuDNN benchmark": lambda: torch.backends.cudnn.benchmark,
-    "cuDNN TF32": lambda: torch.backends.cudnn.allow_tf32,
-    "autocast": torch.is_autocast_enabled,
-    "anomaly detection": torch.is_anomaly_enabled,
-}
-
-
-def _flushes_denormals() -> bool:
-    """Whether the processor takes denormal numbers for zero in this thread."""
-    return bool((torch.tensor([1e-39]) * 1.0 == 0).item())
-
-
-def _read_settings() -> dict[str, Any]:
-    found = {}
-    for name, read in _READERS.items():
-        try:
-            found[name] = read()
-        except RuntimeError:  # settings through PyTorch's newer names, which cannot be mixed with these
-            found[name] = None
-    return found
+    if name in sys.modules:
+        return sys.modules[name]
+    head, _, tail = name.rpartition(".")
+    return getattr(_find_owner(head), tail, None) if head else None
 
 
 def read_generators() -> tuple[Any, ...]:

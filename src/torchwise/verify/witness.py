@@ -16,8 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from torchwise.errors import format_error
+from torchwise.errors import UnsupportedError, format_error
 from torchwise.records import Outcome
+from torchwise.verify.held_outputs import HeldOutputs
 from torchwise.verify.incoming import SUM, make_loss
 from torchwise.verify.leaves import leaves_of
 from torchwise.verify.observe import Observation, name_of_weight, observe
@@ -69,6 +70,7 @@ class Testimony:
         faults: what the call did to its surroundings, in words.
         late: whether the answer changed after the call.
         kinds: the classes of the tensors that the call returned.
+        refuses: whether the error says that such inputs are not supported, and nothing else.
     """
 
     observation: Observation | None
@@ -77,6 +79,19 @@ class Testimony:
     faults: tuple[str, ...] = ()
     late: bool = False
     kinds: tuple[str, ...] = ()
+    refuses: bool = False
+
+
+REFUSES = ("not supported", "unsupported", "not implemented", "does not support", "only supports", "supports only")
+"""Words of an error that refuses inputs."""
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether an error says that inputs are not supported, rather than that something went wrong."""
+    says_so = isinstance(error, (ValueError, TypeError, RuntimeError)) and any(
+        words in str(error).lower() for words in REFUSES
+    )
+    return isinstance(error, (NotImplementedError, UnsupportedError)) or says_so
 
 
 class Witness(Protocol):
@@ -84,6 +99,10 @@ class Witness(Protocol):
 
     def list_replaced(self) -> tuple[str, ...]:
         """List the functions of Python, PyTorch and Torchwise that the candidate has replaced."""
+        ...
+
+    def list_import_changes(self) -> tuple[str, ...]:
+        """List the settings that the candidate changed while it was loaded."""
         ...
 
     def adopt(self, state: dict[str, torch.Tensor], *, takes: bool = True) -> bool:
@@ -98,7 +117,7 @@ class Witness(Protocol):
         ...
 
     def hold(self, first: Example, second: Example) -> str:
-        """Keep an answer while other calls are made. Return how it changed, or ""."""
+        """Keep an answer while other calls are made. Return how it, or one of all earlier answers, changed, or ""."""
         ...
 
     def collect_noise(self, question: Question) -> Samples:
@@ -123,6 +142,8 @@ class LocalWitness:
         self._module = call if isinstance(call, torch.nn.Module) else None
         self._start: dict[str, torch.Tensor] = {}
         self._has_same_weights = False
+        self._held = HeldOutputs()
+        self._import_changes = tuple(self._surroundings.list_changed_settings())
         self._surroundings.accept_settings()
 
     def adopt(self, state: dict[str, torch.Tensor], *, takes: bool = True) -> bool:
@@ -136,26 +157,31 @@ class LocalWitness:
 
     def answer(self, question: Question) -> Testimony:
         """Make the calls of a question, and tell the candidate's errors as part of the answer."""
-        outputs: list[Any] = []
+        kept: list[Any] = []
         faults: list[str] = []
 
         def call(*args: Any, **kwargs: Any) -> Any:
             before = read_generators()
-            outputs.append(self._call(*args, **kwargs))
+            outputs = self._call(*args, **kwargs)
             if read_generators() != before:
                 faults.append("it draws random numbers")
-            return outputs[-1]
+            return outputs
 
         try:
             self._restart()
             with poison_memory() if question.poisons else contextlib.nullcontext():
-                first, again = self._observe(call, question)
+                first, again = self._observe(call, question, kept)
         except Exception as error:  # a candidate may raise anything
-            return Testimony(None, error=format_error(error), faults=self._list_faults(faults))
-        late = question.settles and again is None and self._changes_late(first, outputs[-1])
-        return Testimony(first, again, "", self._list_faults(faults), late, list_kinds(outputs[-1]))
+            text, found = format_error(error), self._list_faults(faults)
+            return Testimony(None, error=text, faults=found, refuses=is_refusal(error))
+        outputs = kept[-1][0]
+        late = question.settles and again is None and self._changes_late(first, outputs)
+        self._held.hold(*kept)
+        return Testimony(first, again, "", self._list_faults(faults), late, list_kinds(outputs))
 
-    def _observe(self, call: Callable[..., Any], question: Question) -> tuple[Observation, Observation | None]:
+    def _observe(
+        self, call: Callable[..., Any], question: Question, kept: list[Any]
+    ) -> tuple[Observation, Observation | None]:
         original = _without_state if self._module is None else self._module  # a module may be false
         example = _Reused(question.example)
 
@@ -169,6 +195,7 @@ class LocalWitness:
                 calls=question.calls,
                 restores=question.restores,
                 loss=make_loss(question.incoming),
+                kept=kept,
             )
 
         first = run(example)
@@ -196,16 +223,20 @@ class LocalWitness:
         return not all(pytree.equal(a, b) for a, b in zip(now, then, strict=True))
 
     def _list_faults(self, faults: list[str]) -> tuple[str, ...]:
-        settings = [f"it changes PyTorch's {name}" for name in self._surroundings.list_changed_settings()]
+        settings = [f"it changes {name}" for name in self._surroundings.list_changed_settings()]
         return tuple(dict.fromkeys([*faults, *settings]))
 
     def list_replaced(self) -> tuple[str, ...]:
         """List the functions that the candidate has replaced since before it was loaded."""
         return tuple(self._surroundings.list_replaced())
 
+    def list_import_changes(self) -> tuple[str, ...]:
+        """List the settings that the candidate changed while it was loaded."""
+        return self._import_changes
+
     def hold(self, first: Example, second: Example) -> str:
-        """Keep an answer while other calls are made. Return how it changed, or ""."""
-        return hold_answer(self._call, first, second)
+        """Keep an answer while other calls are made. Return how it, or one of all earlier answers, changed, or ""."""
+        return hold_answer(self._call, first, second) or self._held.find_change()
 
     def collect_noise(self, question: Question) -> Samples:
         """Return the answers of successive calls as a matrix."""
@@ -232,9 +263,12 @@ def answer_all(call: Callable[..., Any], question: Question, weights: Any) -> An
 def hold_answer(call: Callable[..., Any], first: Example, second: Example) -> str:
     """Keep an answer while other calls are made. Return how it changed, or ""."""
     try:
+        for example in (first.clone(), second.clone()):  # so that a refusal is not taken for an output that is lost
+            with torch.no_grad():
+                call(*example.args, **example.kwargs)
         check = check_retained_outputs(call, _answer_anew, first, second)
     except Exception as error:  # a candidate may raise anything
-        return f"it raised {format_error(error)}"
+        return "" if is_refusal(error) else f"it raised {format_error(error)}"
     return "" if check.outcome is Outcome.PASS else check.detail
 
 
