@@ -94,6 +94,15 @@ def check(
             metavar="PATH", help="Make such environments with this interpreter.", show_default="this interpreter"
         ),
     ] = None,
+    public: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TARGET",
+            help="Also check this function or model there, which needs no lock: its answers must be those of here. "
+            "A factory gives its inputs, as for other commands. May be repeated.",
+            show_default="none",
+        ),
+    ] = None,
     limit: Annotated[float, typer.Option(help="Time limit in seconds for one worker.")] = LIMIT_S,
     json: Annotated[Path | None, json_option("Write the result as JSON (schema torchwise.check/1)")] = None,
 ) -> None:
@@ -108,6 +117,7 @@ def check(
 
     With --against-torch or --against-python, each plan is verified on another PyTorch. It is timed there and here, in
     processes that take turns. The result says which plans become faster, slower or wrong, and what to pin.
+    With --public, functions and models of yours are compared there with their answers here, and timed, too.
 
     Exit codes: 0 all plans are as locked. 1 a plan is stale, wrong, lost or slower, or with --fullgraph a graph breaks.
     2 invalid input, or a target could not be checked, such as one without a section for this machine. 4 inconclusive:
@@ -116,19 +126,25 @@ def check(
     from rich.console import Console
 
     from torchwise.errors import InputError
+    from torchwise.plan.workload_spec import check_form
     from torchwise.records.files import write_json
-    from torchwise.study.lock import read
+    from torchwise.study.lock import Lock, read
     from torchwise.study.lock.check import CheckRequest, run_check
     from torchwise.study.lock.check_results import CheckProgress, render_check
     from torchwise.trial import ProcessLauncher
 
     if python and not against_torch:
         raise InputError(f"python is {python!r}, but is only for --against-torch, whose environments it makes")
+    if public and not (against_torch or against_python):
+        raise InputError(f"public is {public[0]!r}, but is only for --against-torch and --against-python")
+    for target in public or ():
+        check_form(target)
     request = CheckRequest(tuple(targets or ()), not no_measure, threshold, effort, limit, fullgraph)
-    lock = read(file)
+    lock = Lock() if public and not targets and not file.exists() else read(file)
     with interruptible(lambda: "; an unfinished check is not saved"), CheckProgress() as progress:
         if against_torch or against_python:
-            result = _check_upgrades(lock, request, progress, against_torch or [], against_python or [], python)
+            others = _list_others(progress, against_torch or [], against_python or [], python)
+            result = _check_upgrades(lock, request, progress, others, tuple(public or ()))
         else:
             result = run_check(lock, request, ProcessLauncher(), progress)
     if json:
@@ -137,19 +153,34 @@ def check(
     raise typer.Exit(result.exit_code)
 
 
+def _list_others(
+    listener: Listener, versions: list[str], pythons: list[str], python: str | None
+) -> list[tuple[str, str | None]]:
+    """Return each other interpreter, with the version of PyTorch that must be there."""
+    from torchwise.study.lock.environments import make_environment
+
+    made: list[tuple[str, str | None]] = [(make_environment(one, listener.note, python), one) for one in versions]
+    return made + [(one, None) for one in pythons]
+
+
 def _check_upgrades(
-    lock: Lock, request: CheckRequest, listener: Listener, versions: list[str], pythons: list[str], python: str | None
+    lock: Lock,
+    request: CheckRequest,
+    listener: Listener,
+    others: list[tuple[str, str | None]],
+    public: tuple[str, ...],
 ) -> Check:
-    """Check the lock on each other PyTorch, and return all results as one."""
+    """Check the lock, and public functions, on each other PyTorch, and return all results as one."""
+    import sys
     from dataclasses import replace
 
-    from torchwise.study.lock.environments import make_environment
+    from torchwise.study.lock.public import check_public
     from torchwise.study.lock.upgrade import run_upgrade_check
-    from torchwise.trial import ProcessLauncher
     from torchwise.trial.interpreter_launcher import InterpreterLauncher
 
-    others = [(make_environment(version, listener.note, python), version) for version in versions]
-    launchers = [(InterpreterLauncher(other), torch) for other, torch in [*others, *((one, None) for one in pythons)]]
-    here = ProcessLauncher()
-    found = [run_upgrade_check(lock, request, here, launcher, listener, torch) for launcher, torch in launchers]
+    here = InterpreterLauncher(sys.executable)
+    launchers = [(InterpreterLauncher(other), torch) for other, torch in others]
+    found = [run_upgrade_check(lock, request, here, there, listener, torch) for there, torch in launchers]
+    for there, torch in launchers:
+        found.append(check_public(public, request, here, there, listener, there.python, torch))
     return replace(found[0], rows=tuple(row for check in found for row in check.rows))

@@ -85,7 +85,7 @@ def _is_cpu_build(torch: str) -> bool:
 
 
 def _create(folder: Path, python: str, torch: str) -> None:
-    uv, interpreter = shutil.which("uv"), str(folder / "bin" / "python")
+    uv, interpreter = _find_uv(), str(folder / "bin" / "python")
     _run([uv, "venv", "--python", python, str(folder)] if uv else [python, "-m", "venv", str(folder)], str(folder))
     install = [uv, "pip", "install", "--python", interpreter] if uv else [interpreter, "-m", "pip", "install", "-q"]
     for version in ([f"{torch}+cpu"] if _is_cpu_build(torch) else []) + [torch]:
@@ -96,6 +96,12 @@ def _create(folder: Path, python: str, torch: str) -> None:
             if version == torch:
                 raise
     share_packages(interpreter)
+
+
+def _find_uv() -> str | None:
+    """Return uv, of this environment or the path. It resolves some releases' requirements where pip gives up."""
+    own = Path(sys.executable).with_name("uv")
+    return str(own) if own.exists() else shutil.which("uv")
 
 
 def share_packages(interpreter: str) -> None:

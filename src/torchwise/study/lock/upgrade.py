@@ -30,7 +30,7 @@ from torchwise.trial import Job, Launcher, Limits, ask_worker, measure_again
 from torchwise.trial.interpreter_launcher import EnvironmentJob
 
 MIN_PAIRS = 3
-"""Pairs of processes from which a result may count."""
+"""Pairs of processes from which a result may count. A slower plan must be so with one more pair, too."""
 MORE_PAIRS = 3
 """Pairs beyond the processes of the effort, if these leave the result open."""
 NOT_HERE = "it does not hold here, before any upgrade"
@@ -53,7 +53,8 @@ def run_upgrade_check(
     """Check every section that is for this machine on the PyTorch of another environment.
 
     Args:
-        here: runs workers in this environment.
+        here: runs workers in this environment, in the same way as there, as processes that start otherwise run
+            otherwise.
         there: runs workers in the other one.
         torch: the version of PyTorch that must be there, or None for any.
 
@@ -63,14 +64,16 @@ def run_upgrade_check(
     """
     named = tuple(dict.fromkeys(request.targets))
     entries = [entry for target in named or lock.targets for entry in lock.select_entries(target)]
-    rows = [_UpgradeCheck(entry, request, here, there, listener, torch).run() for entry in entries]
+    rows = [UpgradeCheck(entry, request, here, there, listener, torch).run() for entry in entries]
     known = {row.target for row in rows if row.state is not State.ELSEWHERE}
     rows += [make_missing_row(target) for target in named if target not in known]
     return Check(tuple(rows), request.threshold, CONFIDENCE)
 
 
-@dataclass(frozen=True, slots=True)
-class _UpgradeCheck:
+@dataclass(frozen=True)
+class UpgradeCheck:
+    """The check of one plan. The arguments are those of `run_upgrade_check`."""
+
     entry: Entry
     request: CheckRequest
     here: Launcher
@@ -79,6 +82,7 @@ class _UpgradeCheck:
     torch: str | None
 
     def run(self) -> Checked:
+        """Return the result."""
         locked = self.entry.decision.environment
         own = environment.detect(locked.device)
         if not is_same_hardware(locked, own):
@@ -87,9 +91,10 @@ class _UpgradeCheck:
             detail = f"{NOT_HERE}: {'; '.join(different)}"
             return make_row(self.entry, State.STALE, detail, tune_again(self.entry))
         other = self._describe_other()
-        row = self._check(Side(self.here, f"torch {own.torch}"), Side(self.there, f"torch {other.torch}"))
+        row = self.check(Side(self.here, f"torch {own.torch}"), Side(self.there, f"torch {other.torch}"))
         if row.state.is_regression:
-            row = replace(row, way_out=f"pin torch=={own.torch}, or with torch {other.torch}: {row.way_out}")
+            or_else = f", or with torch {other.torch}: {row.way_out}" if row.way_out else ""
+            row = replace(row, way_out=f"pin torch=={own.torch}{or_else}")
         return replace(row, against=f"torch {other.torch}")
 
     def _describe_other(self) -> Environment:
@@ -108,19 +113,19 @@ class _UpgradeCheck:
             )
         return found
 
-    def _check(self, here: Side, there: Side) -> Checked:
+    def check(self, here: Side, there: Side) -> Checked:
         """Verify the plan there, and then time it in both environments in turn."""
         again = tune_again(self.entry)
         with tempfile.TemporaryDirectory(prefix="torchwise-upgrade-") as folder:
             here, there = replace(here, caches=f"{folder}/here"), replace(there, caches=f"{folder}/there")
-            found = self._try(there)
-            fault = self._find_fault(found)
+            found = self.try_plan(there)
+            fault = self.find_fault(found)
             if fault is not None and not fault.state.is_regression:
                 return fault
             if fault is None and not self.request.measure:
                 return make_row(self.entry, State.GOOD, f"correct with {there.name}; not timed")
-            own = self._try(here, is_locked=True)
-            own_fault = self._find_fault(own)
+            own = self.try_plan(here, is_locked=True)
+            own_fault = self.find_fault(own)
             if own_fault is None and fault is not None:
                 return fault
             if own_fault is not None:
@@ -129,13 +134,9 @@ class _UpgradeCheck:
                     return make_row(self.entry, State.STALE, f"{NOT_HERE}: {own_fault.detail}", again)
                 detail = f"with {here.name}, of this environment: {own_fault.detail}"
                 return make_row(self.entry, State.UNKNOWN, detail, again)
-            assert isinstance(own, Trial)
-            assert isinstance(found, Trial)
-            assert own.measurement is not None
-            assert found.measurement is not None
-            return self._time_in_turn(here, there, (own.measurement, found.measurement))
+            return self.time_in_turn(here, there, pair_of(own, found))
 
-    def _find_fault(self, found: Trial | Checked) -> Checked | None:
+    def find_fault(self, found: Trial | Checked) -> Checked | None:
         """Return why a plan is not verified in one of the environments, or None if it is."""
         if isinstance(found, Checked):
             return found
@@ -143,21 +144,21 @@ class _UpgradeCheck:
             return None
         return make_row(self.entry, _name_loss(found.failure), found.reason, tune_again(self.entry))
 
-    def _try(self, side: Side, *, is_locked: bool = False) -> Trial | Checked:
+    def try_plan(self, side: Side, *, is_locked: bool = False) -> Trial | Checked:
         """Profile the original model, and try the plan, in one of the environments.
 
         `is_locked` says that the model must be the locked one: another PyTorch may give it other weights.
         """
         decision = self.entry.decision
         self.listener.start_step(f"{decision.workload.target} with {side.name}: {decision.plan}")
-        study = PlanStudy(self._make_job(), side.launcher, self.request.limit_s, self.listener.stage)
+        study = PlanStudy(self.make_job(), side.launcher, self.request.limit_s, self.listener.stage)
         try:
             inspection = study.inspect()
             if is_locked and (changed := describe_change(decision, inspection)):
                 return make_row(self.entry, State.STALE, changed, tune_again(self.entry))
             if self.request.fullgraph:
                 study.require_full_graph()
-            if inspection.inputs != decision.inputs:
+            if decision.inputs and inspection.inputs != decision.inputs:
                 return make_row(self.entry, State.UNKNOWN, f"with {side.name} the inputs differ from the locked ones")
             return study.try_plan(cache_dir=side.caches)
         except GraphBreakError as error:
@@ -168,18 +169,23 @@ class _UpgradeCheck:
         except (InputError, UnsupportedError, InternalError) as error:
             return make_row(self.entry, State.UNKNOWN, f"with {side.name}: {error}", "fix that, and check again")
 
-    def _make_job(self) -> Job:
+    def make_job(self) -> Job:
+        """Return the order to try the plan."""
         effort = EFFORTS[self.request.effort]
         effort = effort if self.request.measure else replace(effort, measure_s=0.0)
         return Job("try", self.entry.decision.workload, self.entry.decision.plan, effort=effort)
 
-    def _time_in_turn(self, here: Side, there: Side, first: Pair) -> Checked:
+    def time_in_turn(self, here: Side, there: Side, first: Pair) -> Checked:
         """Time the plan in processes of both environments, the order reversed each time, until the result is clear."""
         pairs, most = [first], EFFORTS[self.request.effort].processes + MORE_PAIRS
+        before = State.INCONCLUSIVE
         while True:
             row = judge_pairs(self.entry, pairs, self.request.threshold, here.name, there.name)
-            if len(pairs) >= MIN_PAIRS and (row.state is not State.INCONCLUSIVE or len(pairs) >= most):
-                return row
+            is_clear = row.state is not State.INCONCLUSIVE and (row.state is not State.SLOWER or before is State.SLOWER)
+            if len(pairs) >= MIN_PAIRS and (is_clear or len(pairs) >= most):
+                is_late = row.state is State.SLOWER and not is_clear  # no pair is left to confirm it
+                return replace(row, state=State.INCONCLUSIVE, way_out="") if is_late else row
+            before = row.state if len(pairs) >= MIN_PAIRS else State.INCONCLUSIVE
             # The trials of the first pair were made there and then here.
             order = (here, there) if len(pairs) % 2 else (there, here)
             timed = [self._measure(side) for side in order]
@@ -196,7 +202,16 @@ class _UpgradeCheck:
 
     def _measure(self, side: Side) -> Measurement | Failure:
         limits = Limits.from_free_memory(self.request.limit_s)
-        return measure_again(side.launcher, self._make_job(), limits, self.listener.stage, [side.caches])
+        return measure_again(side.launcher, self.make_job(), limits, self.listener.stage, [side.caches])
+
+
+def pair_of(own: Trial | Checked, found: Trial | Checked) -> Pair:
+    """Return the measurements of verified trials here and there."""
+    assert isinstance(own, Trial)
+    assert isinstance(found, Trial)
+    assert own.measurement is not None
+    assert found.measurement is not None
+    return own.measurement, found.measurement
 
 
 def _name_loss(failure: Failure | None) -> State:
