@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,7 +37,7 @@ else:
 def test_large_memory_is_fetched_once_also_in_processes_that_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for variable in kept_memory.SETTINGS:
+    for variable in (*kept_memory.SETTINGS, "MALLOC_MMAP_THRESHOLD_"):
         monkeypatch.delenv(variable, raising=False)
     (tmp_path / "counts.py").write_text(COUNTS)
     told = subprocess.check_output([sys.executable, str(tmp_path / "counts.py")])
@@ -52,6 +54,37 @@ def test_the_users_own_settings_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="only glibc on Linux can keep freed memory: leave it out"):
         kept_memory.keep_freed_memory()
     monkeypatch.setattr("ctypes.CDLL", lambda name: type("Library", (), {"mallopt": pytest.fail, "is": name}))
+    kept_memory.keep_freed_memory()
+
+
+def test_a_threshold_of_the_user_for_mapped_memory_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = list[int]()
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "131072")
+    for variable in kept_memory.SETTINGS:
+        monkeypatch.setenv(variable, "")  # so that it is restored
+        monkeypatch.delenv(variable)
+
+    def mallopt(number: int, _value: int) -> int:
+        given.append(number)
+        return 1
+
+    keep_with(mallopt, monkeypatch)
+    assert given == [-1]
+
+
+def test_glibc_before_2_35_keeps_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses a threshold for mapped memory (-3) above 32 MiB."""
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    for variable in kept_memory.SETTINGS:
+        monkeypatch.setenv(variable, "")
+        monkeypatch.delenv(variable)
+    keep_with(lambda number, value: int(number != -3 or value <= 2**25), monkeypatch)
+    assert os.environ.keys() >= kept_memory.SETTINGS.keys()
+
+
+def keep_with(mallopt: Callable[[int, int], int], monkeypatch: pytest.MonkeyPatch) -> None:
+    library = type("Library", (), {"mallopt": staticmethod(mallopt)})
+    monkeypatch.setattr("ctypes.CDLL", lambda _: library)
     kept_memory.keep_freed_memory()
 
 

@@ -8,10 +8,11 @@ import sys
 
 from torchwise.errors import InputError
 
-KEPT = 2**31 - 1
-"""Bytes up to which freed memory is kept, and memory is not mapped for one tensor alone: the most that glibc takes."""
-SETTINGS = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
-"""glibc's settings: the variables that a process reads at its start, and the numbers of `mallopt` while it runs."""
+SETTINGS = {"MALLOC_TRIM_THRESHOLD_": (-1, 2**31 - 1), "MALLOC_MMAP_MAX_": (-4, 0)}
+"""glibc's settings: variables that a process reads at its start, each with the number that `mallopt` has for it, and the
+value. Freed memory is kept up to the most bytes that glibc takes, and none is mapped for one tensor alone. A threshold
+for the latter would say the same, but glibc before 2.35 takes none above 32 MiB.
+"""
 
 
 def keep_freed_memory() -> None:
@@ -25,9 +26,9 @@ def keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is None:
         raise InputError("--keep-memory is given, but only glibc on Linux can keep freed memory: leave it out")
-    for variable, number in SETTINGS.items():
-        if variable in os.environ:
+    for variable, (number, value) in SETTINGS.items():
+        if variable in os.environ or (variable == "MALLOC_MMAP_MAX_" and "MALLOC_MMAP_THRESHOLD_" in os.environ):
             continue
-        if not mallopt(number, KEPT):
-            raise InputError(f"--keep-memory is given, but glibc refuses {variable}={KEPT}: leave it out")
-        os.environ[variable] = str(KEPT)  # for processes that it starts, and one that replaces it
+        if not mallopt(number, value):
+            raise InputError(f"--keep-memory is given, but glibc refuses {variable}={value}: leave it out")
+        os.environ[variable] = str(value)  # for processes that it starts, and one that replaces it
