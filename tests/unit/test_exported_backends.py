@@ -450,6 +450,20 @@ def test_an_empty_cache_is_left_out_of_a_concatenation() -> None:
     assert len(node.args[0]) == 2
 
 
+def test_an_empty_part_of_a_wider_dtype_stays() -> None:
+    """PyTorch counts its dtype, so that the sum is not one of halves."""
+    empty, compiler = torch.empty(0), Interpreter()
+
+    def add_up(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([empty, x]).sum(0)
+
+    compiled, x = compile_by(lambda x: add_up(x), compiler), torch.full((3000, 2), 30.0, dtype=torch.float16)
+    with torch.no_grad():
+        found, expected = compiled(x), add_up(x)
+    assert found.dtype is expected.dtype is torch.float32
+    assert torch.equal(found, expected)
+
+
 def test_openvinos_outputs_lie_on_the_cpu_whatever_the_default_device_is() -> None:
     class Request:
         def __getattr__(self, name: str) -> Any:

@@ -243,12 +243,14 @@ def _find_problems(program: torch.export.ExportedProgram) -> Iterator[str]:
 def _drop_empty_parts(program: torch.export.ExportedProgram) -> None:
     """Drop parts of concatenations that have the shape (0,), as an empty cache has.
 
-    PyTorch takes them beside tensors of any shape, and other compilers do not.
+    PyTorch takes them beside tensors of any shape, and other compilers do not. It counts their dtype, so one stays if
+    the others have a narrower one.
     """
     for node in program.graph.find_nodes(op="call_function", target=CAT):
         parts = node.args[0]
         kept = [one for one in parts if tuple(one.meta["val"].shape) != (0,)]
-        if kept and len(kept) < len(parts):
+        has_dtype = any(one.meta["val"].dtype is node.meta["val"].dtype for one in kept)
+        if has_dtype and len(kept) < len(parts):
             node.update_arg(0, kept)
     program.graph_module.recompile()
 
