@@ -94,6 +94,13 @@ def test_a_missing_file_that_appears_is_noticed(folder: Path) -> None:
     assert recall_identity(file) is None
 
 
+def test_what_loading_makes_after_it_looked_for_it_is_no_same_place(folder: Path) -> None:
+    """The next load finds it, and may build another model."""
+    more = 'import os; os.path.isdir("made") or os.mkdir("made")'
+    assert recall_identity(load(more)) is None
+    assert recall_identity(load(more)) == "the identity"
+
+
 LOOKS = 'os.path.exists("flag"); Path("here").is_dir(); os.access("two", os.R_OK); list(Path("data").glob("*.bin"))'
 
 

@@ -76,7 +76,7 @@ class LoadingReads:
 
     def __init__(self) -> None:
         self._paths: dict[str, None] = {}
-        self._looked_for: dict[str, None] = {}
+        self._looked_for: dict[str, str] = {}  # maps a path to what was there
         self._is_open = False
         self._is_complete = True
         self._start = time.time()
@@ -100,7 +100,10 @@ class LoadingReads:
         @functools.wraps(look)
         def noted(path: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(path, (str, bytes, os.PathLike)) and kwargs.get("dir_fd") is None:
-                self._looked_for.setdefault(os.path.abspath(os.fsdecode(path)))
+                name = os.path.abspath(os.fsdecode(path))
+                if name not in self._looked_for:
+                    self._looked_for[name] = ""  # as the next line looks as well
+                    self._looked_for[name] = _kind_of(name)  # at once, as loading may make or remove it
             return look(path, *args, **kwargs)
 
         return noted
@@ -111,9 +114,10 @@ class LoadingReads:
         paths = [path for path in dict.fromkeys([*self._paths, *filter(None, own)]) if not path.startswith(_VIRTUAL)]
         if not self._is_complete or any(_changed_at(path) > self._start - SETTLED_S for path in paths):
             return
-        looks = [path for path in self._looked_for if path not in self._paths and not path.startswith(_VIRTUAL)]
-        found = {"reads": {path: _digest(path) for path in paths}, "looks": {path: _kind_of(path) for path in looks}}
-        text = json.dumps({"identity": identity, **found})
+        looks = {path: kind for path, kind in self._looked_for.items() if path not in self._paths}
+        looks = {path: kind for path, kind in looks.items() if not path.startswith(_VIRTUAL)}
+        reads = {path: _digest(path) for path in paths}
+        text = json.dumps({"identity": identity, "reads": reads, "looks": looks})
         with suppress(OSError, StorageError):  # the next search profiles the model again
             Path(file).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(text, file)
