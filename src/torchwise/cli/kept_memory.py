@@ -9,7 +9,7 @@ import sys
 from torchwise.errors import InputError
 
 SETTINGS = {"MALLOC_TRIM_THRESHOLD_": (-1, 2**31 - 1), "MALLOC_MMAP_MAX_": (-4, 0)}
-"""glibc's settings: variables that a process reads at its start, each with the number that `mallopt` has for it, and the
+"""glibc's settings: variables that a process reads at its start, each with its number for `mallopt`, and the
 value. Freed memory is kept up to the most bytes that glibc takes, and none is mapped for one tensor alone. A threshold
 for the latter would say the same, but glibc before 2.35 takes none above 32 MiB.
 """
