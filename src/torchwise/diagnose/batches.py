@@ -54,6 +54,7 @@ def fit_batch(
 
     Raises:
         InputError: an argument cannot be used, or the inputs have no batch.
+        BaselineError: the model raises on the example batch.
     """
     from torchwise.runtime import unwrap
     from torchwise.workload.identity import structure
