@@ -8,7 +8,8 @@ is a graph that Inductor compiled for the way, at all sizes together.
 The processor of `energy_flow` keeps its flows in slots, so that its inputs keep their sizes. The number of live flows
 changes inside the call. It is tuned as it is given.
 
-Programs that are done are kept beside the results (varying.json), so that the same command goes on where it ended:
+Programs that are done are kept beside the results (varying.json). Another device or budget begins anew, and the same
+command goes on where it ended:
 
     python benchmarks/varying_sizes.py --device cpu --out varying.md      # some 20 minutes, 9 for the field
 
@@ -87,7 +88,9 @@ def main() -> int:
     torch.manual_seed(0)
     end = time.monotonic() + options.seconds
     kept = options.out.with_suffix(".json")
-    done: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else {}
+    here = {"device": options.device, "budget": options.budget}
+    known: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else {}
+    done = {name: section for name, section in known.items() if {**here, **section}.items() >= here.items()}
     programs = [p for p in list_programs(options.device) if not options.only or p.name in options.only]
     with torch.no_grad():
         for program in programs:
@@ -95,7 +98,7 @@ def main() -> int:
                 continue
             rows, summary, is_good = compare(program, options.device, options.budget)
             title = f"## {program.name}, tuned at {program.first}"
-            done[program.name] = {"lines": [title, "", summary, "", *rows], "is_good": is_good}
+            done[program.name] = {**here, "lines": [title, "", summary, "", *rows], "is_good": is_good}
             kept.write_text(json.dumps(done, indent=1))
             print(*done[program.name]["lines"], sep="\n", flush=True)
     write_page(options, done)

@@ -24,6 +24,8 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measured: list[str]) ->
     benchmark = importlib.import_module("varying_sizes")
     programs = [SimpleNamespace(name=name, first=3) for name in ("good", "bad")]
 
+    monkeypatch.setattr(benchmark.torch.cuda, "get_device_name", lambda: "a card")
+
     def compare(program: SimpleNamespace, _device: str, _budget: float) -> tuple[list[str], str, bool]:
         measured.append(program.name)
         return ["| row |"], f"all about {program.name}", program.name == "good"
@@ -49,3 +51,11 @@ def test_it_goes_on_where_its_time_ended(run: Run, measured: list[str], tmp_path
     page = (tmp_path / "out.md").read_text()
     assert "all about good" in page
     assert "all about bad" in page
+
+
+def test_what_another_device_or_budget_gave_is_measured_anew(run: Run, measured: list[str]) -> None:
+    run("--only", "good")
+    run("--only", "good", "--device", "cuda")
+    run("--only", "good", "--device", "cuda", "--budget", "7")
+    run("--only", "good", "--device", "cuda", "--budget", "7")
+    assert len(measured) == 3
