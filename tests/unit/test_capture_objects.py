@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -135,6 +137,133 @@ def test_parts_that_were_put_in_the_place_of_others_are_read() -> None:
         assert all(map(torch.equal, state_of(ours), state_of(plain)))
 
 
+class Keys:
+    """A cache, or a part of one."""
+
+    def __init__(self, **named: Any) -> None:
+        self.__dict__.update(named)
+
+    def read(self) -> Any:
+        return self.k
+
+
+class DoubledKeys(Keys):
+    def read(self) -> Any:
+        return 2 * self.k
+
+
+class NamedKeys(dict[str, Any]):
+    pass
+
+
+class BySlot:
+    __slots__ = ("v",)
+
+
+class SlottedKeys(BySlot):
+    pass
+
+
+def make_named(k: float) -> NamedKeys:
+    made = NamedKeys(v=torch.ones(2))
+    made.k = torch.full((2,), k)  # type: ignore[attr-defined]
+    return made
+
+
+ONE, FIVE = torch.full((2,), 1.0), torch.full((2,), 5.0)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "call"),
+    [
+        (Keys(k=ONE, v=FIVE), Keys(v=FIVE, k=ONE), lambda x, c: x * c.k - c.v),
+        (Keys(table={"a": ONE}), Keys(table={"b": ONE}), lambda x, c: x * c.table.get("a", 7)),
+        (Keys(layer=Keys(k=ONE)), Keys(layer=DoubledKeys(k=ONE)), lambda x, c: x * c.layer.read()),
+        (Keys(scale=2, shift=3, k=ONE), Keys(shift=2, scale=3, k=ONE), lambda x, c: x * c.scale + c.shift),
+        (make_named(1.0), make_named(4.0), lambda x, c: x * c.k + c["v"]),
+    ],
+    ids=["order", "names", "types", "values", "attributes of a dict"],
+)
+def test_objects_of_other_structure_are_told_apart(first: Any, second: Any, call: Callable[..., Any]) -> None:
+    fast, _ = capture_with_objects(call)
+    for thing in (first, second):
+        assert torch.equal(fast(torch.ones(2), thing), call(torch.ones(2), thing))
+
+
+def fill_part(x: torch.Tensor, cache: Keys) -> torch.Tensor:
+    if cache.layer is None:
+        cache.layer = Keys(k=torch.zeros(2))
+    cache.layer.k += x
+    return cache.layer.k.clone()
+
+
+def test_a_part_that_a_call_puts_in_the_place_of_none_is_read_in_each_conversation() -> None:
+    fast, graph = capture_with_objects(fill_part)
+    ours, plain = ([Keys(layer=None), Keys(layer=None)] for _ in range(2))
+    for number in (0, 1, 0, 1, 1):
+        x = torch.full((2,), 1.0 + number)
+        assert torch.equal(fast(x, ours[number]), fill_part(x, plain[number]))
+    assert len(graph.recorded) == 1
+
+
+def test_a_value_of_another_name_is_no_error() -> None:
+    fast, _ = capture_with_objects(lambda x, c: x * c.k + c.table.get("a", 7))
+    cache = Keys(k=torch.ones(2), table={"a": 1})
+    fast(torch.ones(2), cache)
+    del cache.table["a"]
+    cache.table["b"] = 1
+    assert torch.equal(fast(torch.ones(2), cache), torch.full((2,), 8.0))
+
+
+def move(x: torch.Tensor, one: Keys, other: Keys) -> torch.Tensor:
+    one.k = one.k + x
+    return other.k * 1
+
+
+def test_objects_that_share_parts_are_read_as_they_are() -> None:
+    fast, _ = capture_with_objects(move)
+    for _ in range(2):
+        one, other = Keys(k=torch.ones(2)), Keys(k=torch.ones(2))
+        assert torch.equal(fast(torch.ones(2), one, other), torch.ones(2))
+        assert torch.equal(fast(torch.ones(2), one, one), torch.full((2,), 3.0))
+
+
+def test_an_object_that_its_parts_lead_back_to_is_freed() -> None:
+    fast, _ = capture_with_objects(step)
+    for lead_back in (lambda c: setattr(c.layers[0], "owner", c), lambda c: setattr(c, "read", c.__init__)):
+        cache: Cache | None = Cache()
+        lead_back(cache)
+        fast(torch.ones(2), cache)
+        freed = weakref.ref(cache)
+        cache = None
+        gc.collect()
+        assert freed() is None
+
+
+def test_an_object_keeps_memory_of_its_own_where_outputs_are_borrowed() -> None:
+    def capture(inner: Callable[..., Any]) -> Any:
+        graph = Replaying(inner)
+        memory: list[Any] = []
+
+        def borrow(*args: Any, **kwargs: Any) -> Any:
+            outputs = graph(*args, **kwargs)
+            if not memory:
+                memory.append(outputs)
+            for mine, new in zip(pytree.tensors(memory[0]), pytree.tensors(outputs), strict=True):
+                mine.copy_(new)
+            return memory[0]
+
+        borrow.graph, borrow.close = graph, graph.close  # type: ignore[attr-defined]
+        return borrow
+
+    fast = WithObjects(move, capture, borrow=True)
+    fast._captured.graph.owner = fast  # type: ignore[attr-defined]
+    ours, other = [Keys(k=torch.zeros(2)), Keys(k=torch.zeros(2))], Keys(k=torch.zeros(2))
+    for number, one in enumerate(ours):
+        fast(torch.full((2,), 1.0 + number), one, other)
+    assert [float(one.k[0]) for one in ours] == [1.0, 2.0]
+
+
 class Lazy:
     """A cache that allocates its memory at the first call."""
 
@@ -244,6 +373,10 @@ def test_what_a_graph_cannot_look_into_is_named() -> None:
     cache.pair = (torch.zeros(1), torch.zeros(1))
     with pytest.raises(UnsupportedError, match=r"Cache\.pair is of type tuple"):
         capture_with_objects(step)[0](torch.ones(2), cache)
+    slotted = SlottedKeys()
+    slotted.k, slotted.v = torch.ones(2), torch.ones(2)  # type: ignore[attr-defined]
+    with pytest.raises(UnsupportedError, match="SlottedKeys is of type SlottedKeys"):
+        capture_with_objects(step)[0](torch.ones(2), slotted)
     cache.pair = threading.Lock()
     with pytest.raises(UnsupportedError, match=r"Cache\.pair is of type lock"):
         capture_with_objects(step)[0](torch.ones(2), cache)

@@ -127,7 +127,7 @@ def _capture(
     """Return `call` captured by that unit, with objects in its inputs taken apart."""
     module, kind = inside if isinstance(inside, torch.nn.Module) else None, _load_capture(unit)
     if opaque_leaves((example.args, dict(example.kwargs))):
-        return WithObjects(call, lambda inner: kind(inner, module, **options))
+        return WithObjects(call, lambda inner: kind(inner, module, **options), borrow=options["borrow"])
     return kind(call, module, **options)
 
 

@@ -1,20 +1,25 @@
 """Objects that hold tensors, such as the cache of a language model, as inputs of a captured call.
 
-A graph reads and writes tensors, not objects. So the tensors in an object become inputs of the graph. Its other values
-are part of the signature. While the call is recorded, the object holds the graph's own tensors instead. Writes of the
-call to them are copied to the object's tensors. If the call assigns other tensors, each replay does so, too. A call
-that changes anything else of an object, such as a Python counter, is not captured, as a replay runs no Python.
+A graph reads and writes tensors, not objects. So the tensors in an object become inputs of the graph. Its other values,
+its structure and the types in it are part of the signature. While the call is recorded, the object holds the graph's
+own tensors instead. Writes of the call to them are copied to the object's tensors. If the call assigns other tensors,
+each replay does so, too. A call that changes anything else of an object, such as a Python counter, is not captured, as
+a replay runs no Python.
 
 An empty object has places for tensors, and no tensors yet: the cache before its first prompt. A call that fills it runs
-as it is, and those after it are captured. A call may return the object. It then returns that of each caller.
+as it is, and those after it are captured. A call may return the object. It then returns that of each caller. A call
+with objects that share parts runs as it is, too: what it writes to one, it may read from another.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
 import threading
+import types
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,12 +36,20 @@ Place = tuple[Any, Any]
 """A dict or a list, and a key of it."""
 
 _CODE = (type, torch.nn.Module)
+_SEALED = (tuple, set, frozenset, deque)
+"""Types whose items a graph cannot replace."""
+_MISSING = object()
 _STANDS_FOR = "\0an object of type "
 """Prefix of the string that replaces an object in the arguments."""
 
 
 class ObjectContents:
     """The places of tensors and values in an object with its present structure.
+
+    Attributes:
+        form: the structure as text. Objects of one form have the same names and types in the same order.
+        parts: the ids of the object and of the objects in it.
+        leads_back: whether the object is reached from what it holds, which would keep it alive.
 
     Raises:
         UnsupportedError: it holds a value that cannot be compared or replaced, such as a tensor in a tuple.
@@ -45,60 +58,84 @@ class ObjectContents:
     def __init__(self, thing: Any, path: str) -> None:
         self.tensors: list[Place] = []
         self.paths: list[str] = []
-        self._values: list[Place] = []
+        self.leads_back = False
+        self._values: list[tuple[Any, Any, Any]] = []
         self._sizes: list[tuple[Any, int]] = []
         self._parts: list[tuple[Any, Any, Any]] = []
-        pending, visited = [(path, thing)], set[int]()
+        self._names: list[str] = []
+        pending, paths = [(path, thing)], dict[int, str]()
         while pending:
-            holder_path, holder = pending.pop()
-            if id(holder) not in visited:
-                visited.add(id(holder))
-                pending += self._scan_object(holder_path, holder)
+            part_path, part = pending.pop()
+            self._names.append(f"{part_path} {type(part).__qualname__} {id(type(part))}")
+            if id(part) in paths:
+                self._names.append(f"is {paths[id(part)]}")
+                self.leads_back |= part is thing
+            else:
+                paths[id(part)] = part_path
+                pending += self._scan_object(part_path, part, thing)
+        self.form, self.parts = "\n".join(self._names), frozenset(paths)
 
     def is_current(self) -> bool:
-        """Whether every container is the one of before, with as many items, and tensors where there were some."""
+        """Whether every container is the one of before, with as many items, and tensors and values where they were."""
         return (
             all(len(holder) == size for holder, size in self._sizes)
             and all(_get(holder, key) is part for holder, key, part in self._parts)
             and all(isinstance(_get(holder, key), torch.Tensor) for holder, key in self.tensors)
-            and not any(isinstance(_get(holder, key), torch.Tensor) for holder, key in self._values)
+            and all((now := _get(h, key)) is value or _key(now) is not None for h, key, value in self._values)
         )
 
     @property
     def is_empty(self) -> bool:
         """Whether the object has places for tensors, and at most numbers in tensors yet, such as a length of 0."""
-        has_places = any(size == 0 for _, size in self._sizes) or any(h[k] is None for h, k in self._values)
+        has_places = any(size == 0 for _, size in self._sizes) or any(h[k] is None for h, k, _ in self._values)
         return has_places and all(tensor.numel() <= 1 for tensor in self.now())
 
     def values(self) -> tuple[Any, ...]:
         """Return the object's values other than tensors, to compare."""
-        return tuple(_key(holder[key]) for holder, key in self._values)
+        return tuple(_key(holder[key]) for holder, key, _ in self._values)
 
     def now(self) -> list[torch.Tensor]:
         """Return the present tensors of the object."""
         return [holder[key] for holder, key in self.tensors]
 
-    def _scan_object(self, path: str, thing: Any) -> list[tuple[str, Any]]:
-        holder = thing if isinstance(thing, (dict, list)) else getattr(thing, "__dict__", None)
-        if isinstance(thing, (tuple, set, frozenset)) or holder is None:
+    def _scan_object(self, path: str, thing: Any, root: Any) -> list[tuple[str, Any]]:
+        holders: list[tuple[str, Any]] = [("item", thing)] if isinstance(thing, (dict, list)) else []
+        attributes = getattr(thing, "__dict__", None)
+        if isinstance(thing, _SEALED) or (attributes is None and not holders) or _has_slots(type(thing)):
             raise UnsupportedError(f"{path} is of type {type(thing).__name__}, whose contents a graph cannot replace")
-        self._sizes.append((holder, len(holder)))
+        if attributes or not holders:
+            holders.append(("attribute", attributes))
         further = []
-        for key, value in holder.items() if isinstance(holder, dict) else enumerate(holder):
-            name = f"{path}[{key!r}]" if holder is thing else f"{path}.{key}"
-            if isinstance(value, torch.Tensor):
-                self.tensors.append((holder, key))
-                self.paths.append(name)
-            elif _key(value) is not None:
-                self._values.append((holder, key))
-            else:
-                self._parts.append((holder, key, value))
-                further.append((name, value))
+        for kind, holder in holders:
+            self._sizes.append((holder, len(holder)))
+            for key, value in holder.items() if isinstance(holder, dict) else enumerate(holder):
+                name = f"{path}[{key!r}]" if kind == "item" else f"{path}.{key}"
+                if isinstance(value, torch.Tensor):
+                    self.tensors.append((holder, key))
+                    self.paths.append(name)
+                    self._names.append(f"tensor {name}")
+                elif _key(value) is not None:
+                    self._values.append((holder, key, value))
+                    self._names.append(f"value {name}")
+                    self.leads_back |= getattr(value, "__self__", None) is root  # a method
+                else:
+                    self._parts.append((holder, key, value))
+                    further.append((name, value))
         return further
 
 
+def _has_slots(kind: type) -> bool:
+    """Whether objects of a type hold contents outside their `__dict__`. The types of Python itself are known."""
+    return any(
+        isinstance(member, types.MemberDescriptorType)
+        for base in kind.__mro__
+        if base.__module__ not in ("builtins", "collections", "types")
+        for member in vars(base).values()
+    )
+
+
 def _get(holder: Any, key: Any) -> Any:
-    return holder.get(key) if isinstance(holder, dict) else holder[key]
+    return holder.get(key, _MISSING) if isinstance(holder, dict) else holder[key]
 
 
 def _key(value: Any) -> Any:
@@ -125,10 +162,18 @@ class _Returned(int):
 
 
 class WithObjects:
-    """A captured call that also accepts objects. `capture` captures a callable that takes the tensors in them."""
+    """A captured call that also accepts objects.
 
-    def __init__(self, call: Callable[..., Any], capture: Callable[[Callable[..., Any]], CudaGraph]) -> None:
-        self._call = call
+    Args:
+        call: the callable.
+        capture: captures a callable that takes the tensors in the objects.
+        borrow: whether it returns memory that the next call overwrites. An object gets its own memory all the same.
+    """
+
+    def __init__(
+        self, call: Callable[..., Any], capture: Callable[[Callable[..., Any]], CudaGraph], *, borrow: bool = False
+    ) -> None:
+        self._call, self._borrow = call, borrow
         self._captured = capture(self._functional)
         self._known: dict[int, tuple[weakref.ref[Any], ObjectContents]] = {}
         self._objects: list[_Object] = []
@@ -142,18 +187,20 @@ class WithObjects:
         flat_args, flat_kwargs = self._flat((args, kwargs), objects)
         if not objects:
             return self._captured(*args, **kwargs)
+        if _share_parts(objects):
+            return self._call(*args, **kwargs)
         if any(one.contents.is_empty and type(one.thing) not in self._never_filled for one in objects):
             return self._fill_objects(objects, args, kwargs)
         tensors = [one.contents.now() for one in objects]
         with self._lock:
-            self._objects = objects
+            outer, self._objects = self._objects, objects  # those of a call around this one, if the model calls itself
             try:
                 outputs, moved, returns_objects = self._captured(tensors, *flat_args, **flat_kwargs)
+                for place, tensor in moved.items():
+                    holder, key = _place(objects, place)
+                    holder[key] = tensor.clone() if self._borrow else tensor
             finally:
-                self._objects = []
-        for place, tensor in moved.items():
-            holder, key = _place(objects, place)
-            holder[key] = tensor
+                self._objects = outer
         if not returns_objects:
             return outputs
         return pytree.map_leaves(lambda leaf: objects[leaf].thing if type(leaf) is _Returned else leaf, outputs)
@@ -173,7 +220,7 @@ class WithObjects:
         return self if objects else self._captured.get_bypass(args, kwargs)
 
     def _flat(self, tree: Any, objects: list[_Object]) -> Any:
-        """Replace objects by strings with the type of each, and its values other than tensors."""
+        """Replace objects by strings with the form of each, and its values other than tensors."""
         kind = type(tree)
         if kind is torch.Tensor or kind in pytree.PLAIN:
             return tree
@@ -184,7 +231,7 @@ class WithObjects:
         if not pytree.is_leaf(tree) or isinstance(tree, torch.Tensor) or is_plain(tree):
             return tree
         objects.append(_Object(tree, self._inspect_object(tree)))
-        return f"{_STANDS_FOR}{kind.__qualname__} {id(kind)} {objects[-1].contents.values()}"
+        return f"{_STANDS_FOR}{objects[-1].contents.form} {objects[-1].contents.values()}"
 
     def _inspect_object(self, thing: Any) -> ObjectContents:
         """Return the contents of an object, which are kept while its structure stays the same."""
@@ -193,7 +240,10 @@ class WithObjects:
         if reference is not None and known is not None and reference() is thing and known.is_current():
             return known
         contents = ObjectContents(thing, type(thing).__qualname__)
-        with contextlib.suppress(TypeError):  # an object without weak references is inspected each time
+        if contents.leads_back:  # kept contents would keep it alive: it is inspected each time
+            self._known.pop(key, None)
+            return contents
+        with contextlib.suppress(TypeError):  # so is an object without weak references
             self._known[key] = weakref.ref(thing, lambda _: self._known.pop(key, None)), contents
         return contents
 
@@ -228,6 +278,10 @@ class WithObjects:
         if returned:
             outputs = pytree.map_leaves(lambda leaf: numbers.get(id(leaf), leaf), outputs)
         return outputs, {place: new for place, (old, new) in enumerate(pairs) if new is not old}, bool(returned)
+
+
+def _share_parts(objects: list[_Object]) -> bool:
+    return any(one.contents.parts & other.contents.parts for one, other in itertools.combinations(objects, 2))
 
 
 def _refuse_changes(objects: list[_Object], before: list[tuple[Any, ...]]) -> None:
