@@ -123,6 +123,13 @@ def test_a_file_that_was_only_looked_for_is_noticed_as_it_appears_or_goes(folder
     assert recall_identity(file) is None
 
 
+def test_a_target_may_copy_links(folder: Path) -> None:
+    """shutil looks up which functions of `os` can do so."""
+    (folder / "link").symlink_to("nowhere")
+    load('import shutil; shutil.copy2("link", "copy", follow_symlinks=False)')
+    assert (folder / "copy").is_symlink()
+
+
 @pytest.mark.parametrize(
     "more",
     [

@@ -40,6 +40,13 @@ VARYING = ("_", "SHLVL", "OLDPWD", "COLUMNS", "LINES", "PYTEST_CURRENT_TEST")
 """Environment variables that differ between two commands of one shell."""
 LOOKS = ("stat", "lstat", "access")
 """Functions of `os` by which `os.path` and `pathlib` look for a file."""
+SUPPORTED: tuple[set[Any], ...] = (
+    os.supports_dir_fd,
+    os.supports_fd,
+    os.supports_follow_symlinks,
+    os.supports_effective_ids,
+)
+"""The functions of `os` that have some option, by which other code chooses."""
 MAX_HASHED = 2**22
 """Bytes of a file up to which its contents are compared. A larger one is compared by its size and date."""
 SETTLED_S = 1.0
@@ -90,8 +97,12 @@ class LoadingReads:
             with ExitStack() as stack:
                 for name in LOOKS:  # which no audit event tells of
                     former = getattr(os, name)
-                    setattr(os, name, self._note_looks(former))
+                    noted = self._note_looks(former)
+                    setattr(os, name, noted)
                     stack.callback(setattr, os, name, former)
+                    for functions in (one for one in SUPPORTED if former in one):  # which shutil asks, for one
+                        functions.add(noted)
+                        stack.callback(functions.discard, noted)
                 yield
         finally:
             self._is_open = False
