@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -37,19 +38,25 @@ class WaitingPlan:
         """The seconds of the calls so far."""
         return self.calls * self.decision.baseline_s
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the calls so far have taken as long as the plan takes to start."""
+        return self.spent_s >= self.start_s
+
     def explain(self, name: str) -> str:
         """Say why the module ran as written."""
+        when = "Its next call would use it" if self.is_due else "It is used once they have taken as long as its start"
         return (
             f"{name} ran as written: {self.decision.plan} takes {show.seconds(self.start_s)} to start, and "
-            f"{show.pluralize(self.calls, 'call')} took about {show.seconds(self.spent_s)}. It is used once they have "
-            "taken as long as its start"
+            f"{show.pluralize(self.calls, 'call')} took about {show.seconds(self.spent_s)}. {when}"
         )
 
 
 def keep_caches(folders: Iterable[str]) -> None:
     """Add compile caches of a plan's trial to those of this user, so that the plan starts from them in a program.
 
-    Files that are there already stay. What cannot be copied is compiled again.
+    Files that are there already stay, and other programs never see half a file. What cannot be copied is compiled
+    again.
     """
     inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or DEFAULT_CACHE_DIR.get()()
     triton = os.environ.get("TRITON_CACHE_DIR") or os.path.join(inductor, "triton", "0")  # as Inductor sets it
@@ -64,8 +71,16 @@ def _leave_triton(_folder: str, names: list[str]) -> list[str]:
 
 
 def _copy_new(source: str, target: str) -> None:
-    if not os.path.exists(target):
-        shutil.copy2(source, target)
+    if os.path.exists(target):
+        return
+    folder, name = os.path.split(target)
+    draft = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.tmp")  # an end amid the copy leaves no half of it
+    try:
+        shutil.copy2(source, draft)
+        os.replace(draft, target)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(draft)
 
 
 def explain_loss(name: str, statistics: ComponentStatistics, decision: Decision) -> str | None:

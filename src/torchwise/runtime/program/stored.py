@@ -1,14 +1,15 @@
 """Run a program by the decisions of the store, without a change to it: each is found by its module's structure.
 
 A plan takes seconds to start, for compiling, and a decision is for many calls. A run may be shorter than that. So a
-module runs as written until its calls have taken as long as its plan takes to start. A short run is then never slower
-by its plans, and a long one loses at most as many seconds.
+module runs as written until its calls have taken as long as its plan takes to start. A run that ends before is as quick
+as without plans, and a longer one loses at most about as many seconds for each module.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -86,6 +87,7 @@ class StoredPlans:
         self._called: set[str] = set()
         self._placed_for: list[Decision] = []
         self._waiting: dict[str, WaitingPlan] = {}
+        self._lock = threading.Lock()
         self._former: CallHook | None = None
         self._compile: Any = None
         self._watched: Any = None
@@ -100,8 +102,10 @@ class StoredPlans:
         if torch.compile is self._watched:  # and not what a library has put in its place
             torch.compile = self._compile
         set_call_hook(self._former)
+        in_use = {name for name, _ in self.placed}
         for name, waiting in self._waiting.items():
-            self.notes[waiting.explain(name)] = None
+            if name not in in_use:  # by another module of the class
+                self.notes[waiting.explain(name)] = None
         for (name, component), decision in zip(self.placed, self._placed_for, strict=True):
             if (loss := explain_loss(name, component.statistics, decision)) is not None:
                 self.notes[loss] = None
@@ -128,14 +132,17 @@ class StoredPlans:
         waiting = seen.forms[form]
         if waiting is None:
             return None
-        if waiting.spent_s < waiting.start_s:
+        if not waiting.is_due:
             waiting.calls += 1
             self._waiting.setdefault(seen.name, waiting)
             return None
-        seen.forms[form] = None
-        if self._waiting.get(seen.name) is waiting:
-            del self._waiting[seen.name]
-        return self._place(thing, seen, waiting)
+        with self._lock:
+            if seen.is_placed or seen.forms[form] is None:  # by another thread meanwhile
+                return None
+            seen.forms[form] = None
+            if self._waiting.get(seen.name) is waiting:
+                del self._waiting[seen.name]
+            return self._place(thing, seen, waiting)
 
     def _is_planned(self, model: Any) -> bool:
         return name_of(model) in self._classes
