@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch.utils._pytree import (
+    SUPPORTED_NODES,
     keystr,
     tree_flatten,
     tree_flatten_with_path,
@@ -14,6 +15,7 @@ from torch.utils._pytree import (
 )
 
 __all__ = [
+    "SUPPORTED_NODES",
     "keystr",
     "tree_flatten",
     "tree_flatten_with_path",

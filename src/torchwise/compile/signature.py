@@ -13,6 +13,7 @@ from torchwise._torch.dynamo import make_tensor_check
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
 from torchwise.workload.layouts import Overlap, are_disjoint, overlap_of, reach_of
+from torchwise.workload.object_parts import describe, key_of_names
 from torchwise.workload.pytree import PLAIN
 
 Signature = tuple[Any, ...]
@@ -30,8 +31,7 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
 
     Dataclasses and kinds of dict count by their contents, public attributes included, other objects by their type
     alone. Nothing may be concluded from two calls that have such an object and share a signature (`opaque_leaves`).
-    Flat positional arguments take a short cut, and tuples, lists and dicts a longer one, because this runs on every
-    call.
+    Flat positional arguments have a fast path, because this runs on every call.
     """
     if not kwargs:
         keys: list[Any] = []
@@ -49,9 +49,8 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
             return (*keys, overlap_of(tensors)) if len(tensors) > 1 else tuple(keys)
     around: list[Any] = []
     tensors = []
-    if _sort((args, kwargs), tensors, around):
-        return (*around, *map(_tensor_key, tensors), overlap_of(tensors))
-    return (_tree_key((args, kwargs)), overlap_of(pytree.tensors((args, kwargs))))
+    _sort((args, kwargs), tensors, around)
+    return (*around, *map(_any_tensor_key, tensors), overlap_of(tensors))
 
 
 def overlap_in(signature: Signature) -> Overlap | None:
@@ -64,34 +63,34 @@ def _tensor_key(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.dtype, tensor.device, tensor.stride(), tensor.is_neg(), tensor.is_conj()
 
 
-def _sort(children: Iterable[Any], tensors: list[torch.Tensor], around: list[Any]) -> bool:
-    """Sort the contents of usual containers into the tensors and, as keys, everything around them.
+def _any_tensor_key(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return _tensor_key(tensor) if is_strided(tensor) else (tensor.dtype, tensor.device, tensor.layout)
 
-    Returns:
-        False for anything else than strided tensors and plain values in tuples, lists and dicts: the results so far
-            mean nothing then.
-    """
+
+def _sort(children: Iterable[Any], tensors: list[torch.Tensor], around: list[Any]) -> None:
+    """Sort the contents of containers into the tensors and, as keys, everything around them."""
     for child in children:
         kind = type(child)
         if kind is torch.Tensor:
-            if not is_strided(child):
-                return False
             tensors.append(child)
             around.append(kind)
         elif kind is tuple or kind is list:
             around.append((kind, len(child)))
-            if not _sort(child, tensors, around):
-                return False
+            _sort(child, tensors, around)
         elif kind is dict:
-            names = tuple(child)
-            around.append((kind, names))
-            if not all(type(name) is str for name in names) or not _sort(child.values(), tensors, around):
-                return False
+            around.append((kind, key_of_names(child)))
+            _sort(child.values(), tensors, around)
         elif kind in PLAIN:
             around.append(plain_key(child))
+        elif isinstance(child, torch.Tensor):
+            tensors.append(child)
+            around.append(kind)
+        elif is_plain(child):
+            around.append(plain_key(child))
         else:
-            return False
-    return True
+            parts = describe(child)
+            around.append(parts.key)
+            _sort(parts.values, tensors, around)
 
 
 def plain_key(leaf: Any) -> Any:
@@ -113,8 +112,8 @@ class Recognizer:
     conjugation.
 
     Args:
-        args: positional arguments of the earlier call: distinct strided tensors and plain values, also in tuples, lists
-            and dicts.
+        args: positional arguments of the earlier call: distinct strided tensors and plain values, also in containers
+            and dataclasses.
         kwargs: keyword arguments of the earlier call.
 
     Raises:
@@ -124,7 +123,10 @@ class Recognizer:
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> None:
         tensors: list[torch.Tensor] = []
         self._around: list[Any] = []
-        if not _sort((args, dict(kwargs)), tensors, self._around) or not 0 < len(tensors) == len(set(map(id, tensors))):
+        _sort((args, dict(kwargs)), tensors, self._around)
+        are_plain = all(type(tensor) is torch.Tensor and is_strided(tensor) for tensor in tensors)
+        are_distinct = 0 < len(tensors) == len(set(map(id, tensors)))
+        if not are_plain or not are_distinct or opaque_leaves((args, dict(kwargs))):
             raise UnsupportedError(
                 "it is recognised by its signature: there are other than distinct strided tensors and values"
             )
@@ -135,6 +137,8 @@ class Recognizer:
         self._plain = [(place, plain_key(leaf)) for place, leaf in enumerate(leaves) if type(leaf) in PLAIN]
         self._reaches, self._overlap = [*map(reach_of, tensors)], overlap_of(tensors)
         self._addresses = [*map(_address, tensors)]
+        empty = [place for place, reach in enumerate(self._reaches) if not reach]
+        self._empty = empty if len(empty) > 1 else []
         self._check = make_tensor_check(tensors)
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> bool:
@@ -147,20 +151,24 @@ class Recognizer:
                 if plain_key(leaves[place]) != key:
                     return False
             flat = [leaves[place] for place in self._places] if self._plain else leaves
-            for tensor in flat:
-                if getattr(tensor, "is_nested", False):  # PyTorch's guards end the process on a nested one
-                    return False
-            return self._check(*flat) and self._lie_alike(flat)
+            return self._are_alike(flat)
         tensors: list[torch.Tensor] = []
         around: list[Any] = []
-        if not _sort((args, kwargs), tensors, around) or around != self._around:
-            return False
+        _sort((args, kwargs), tensors, around)
+        return around == self._around and self._are_alike(tensors)
+
+    def _are_alike(self, tensors: Sequence[torch.Tensor]) -> bool:
+        for tensor in tensors:
+            if getattr(tensor, "is_nested", False):  # PyTorch's guards end the process on a nested one
+                return False
         return self._check(*tensors) and self._lie_alike(tensors)
 
     def _lie_alike(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether tensors, each like one of the call seen, share memory as those do, or none."""
         if len(self._reaches) == 1:
             return True
+        if self._empty and len({id(tensors[place]) for place in self._empty}) < len(self._empty):
+            return False  # one empty tensor given twice, which no address shows
         addresses = [*map(_address, tensors)]
         if addresses == self._addresses:  # a program in its stride gives the same addresses again and again
             return True
@@ -195,24 +203,3 @@ def is_strided(tensor: torch.Tensor) -> bool:
 def _plain_types() -> tuple[type, ...]:
     descriptions = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
     return (bool, int, float, complex, str, bytes, enum.Enum, *descriptions)
-
-
-def _tree_key(tree: Any) -> Signature:
-    from torchwise._torch import pytree as _pytree
-
-    leaves, spec = _pytree.tree_flatten(tree)
-    return (spec, *map(_leaf_key, leaves))
-
-
-def _leaf_key(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        if not is_strided(leaf):
-            return (type(leaf), leaf.dtype, leaf.device, leaf.layout)
-        return (type(leaf), *_tensor_key(leaf))
-    if is_plain(leaf):
-        return plain_key(leaf)
-    contents = pytree.leaf_contents(leaf)
-    if contents is None:
-        return type(leaf)
-    attributes = pytree.extra_attributes(leaf)
-    return (type(leaf), _tree_key(contents), _tree_key(attributes) if attributes else None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import functools
 import operator
 import re
 from collections import UserDict
@@ -20,6 +19,7 @@ import torch
 
 from torchwise._torch import pytree as _pytree
 from torchwise.workload import layouts
+from torchwise.workload.object_parts import describe, extra_attributes, holds_tensors, is_cached
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -112,31 +112,26 @@ def is_leaf(thing: Any) -> bool:
 def tensors(tree: Any) -> list[torch.Tensor]:
     """List every tensor in `tree`, in order, once for each place.
 
-    Tuples, lists and dicts of tensors and plain values have a fast path, because this runs on every call of a program.
+    This runs on every call of a program, so no paths are made (`list_named_leaves`).
     """
     found: list[torch.Tensor] = []
-    if _gather((tree,), found, torch.Tensor):
-        return found
-    return [leaf for _, leaf in list_named_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    _gather((tree,), found, torch.Tensor)
+    return found
 
 
-def _gather(children: Iterable[Any], found: list[torch.Tensor], tensor: type[torch.Tensor]) -> bool:
-    """Add the tensors in usual containers to `found`, and say whether there was nothing else to look into."""
+def _gather(children: Iterable[Any], found: list[torch.Tensor], tensor: type[torch.Tensor]) -> None:
     for child in children:
         kind = type(child)
         if kind is tensor:
             found.append(child)
         elif kind is tuple or kind is list:
-            if not _gather(child, found, tensor):
-                return False
+            _gather(child, found, tensor)
         elif kind is dict:
-            if not _gather(child.values(), found, tensor):
-                return False
+            _gather(child.values(), found, tensor)
         elif isinstance(child, tensor):
             found.append(child)
         elif kind not in PLAIN:
-            return False
-    return True
+            _gather(describe(child).values, found, tensor)
 
 
 def form(tree: Any) -> str:
@@ -231,17 +226,7 @@ def leaf_contents(leaf: Any) -> dict[Any, Any] | None:
         return {f.name: getattr(leaf, f.name) for f in dataclasses.fields(leaf) if hasattr(leaf, f.name)}
     if not isinstance(leaf, (dict, UserDict)):
         return None
-    own = any(isinstance(value, torch.Tensor) for value in getattr(leaf, "__dict__", {}).values())
-    return None if own or tensors(extra_attributes(leaf)) else dict(leaf)
-
-
-def extra_attributes(leaf: Any) -> dict[str, Any]:
-    """Return the public attributes that a kind of dict has beside its items, and that a model may read."""
-    if dataclasses.is_dataclass(leaf):  # its attributes are its contents
-        return {}
-    found = getattr(leaf, "__dict__", {})
-    items = "data" if isinstance(leaf, UserDict) else ""
-    return {n: value for n, value in found.items() if n != items and not n.startswith("_") and not _is_cached(leaf, n)}
+    return None if holds_tensors(leaf, extra_attributes(leaf)) else dict(leaf)
 
 
 def _with(leaf: Any, contents: dict[Any, Any]) -> Any:
@@ -257,10 +242,6 @@ def _with(leaf: Any, contents: dict[Any, Any]) -> Any:
     for name, value in contents.items():
         write(copied, name, value)
     for name in {*getattr(copied, "__dict__", ())}.difference(contents):
-        if _is_cached(leaf, name):
+        if is_cached(leaf, name):
             del copied.__dict__[name]
     return copied
-
-
-def _is_cached(leaf: Any, name: str) -> bool:
-    return isinstance(getattr(type(leaf), name, None), functools.cached_property)
