@@ -46,6 +46,10 @@ REMOTE_CACHE_BACKEND = PrivateName("torch._inductor.remote_cache", "RemoteCacheB
 VEC_ISA = PrivateName("torch._inductor.cpu_vec_isa", "VecISA")
 VALID_VEC_ISAS = PrivateName("torch._inductor.cpu_vec_isa", "valid_vec_isa_list")
 
+WRITE_INPUT_CHECKS = PrivateName("torch._inductor.codegen.wrapper", "PythonWrapperCodegen.codegen_input_size_asserts")
+"""Writes the checks of sizes and strides of a graph's inputs. Those of operators' answers are written elsewhere."""
+WRAPPER_CODE = PrivateName("torch._inductor.codegen.wrapper", "PythonWrapperCodegen")
+
 GRAPH_PASS = PrivateName("torch._inductor.custom_graph_pass", "CustomGraphPass")
 HASH_FILES = PrivateName("torch._inductor.custom_graph_pass", "get_hash_for_files")
 FORCE_STRIDES = PrivateName("torch._inductor.inductor_prims", "force_stride_order")

@@ -239,7 +239,7 @@ def _compile_ahead(
 
     backend, options = aot_backend(plan)
     varying = varying if plan.shapes == "dynamic" else NOTHING
-    compiling = while_compiling(plan, is_marked=bool(varying))
+    compiling = while_compiling(plan, is_marked=bool(varying), is_guarded=False)
     with _enabled(), compiling, marked_dims(args, kwargs, varying), torch.no_grad():
         compiled = torch.compile(
             call, fullgraph=True, backend=backend, options={**options, "guard_filter_fn": filter_guards}

@@ -1,4 +1,4 @@
-"""Two changes of Inductor: kernels that start early wait first, and cache keys hold the dtype of autocast.
+"""Three changes of Inductor: of kernels that start early, of the dtype of autocast in cache keys, and of input checks.
 
 By a programmatic dependent launch a kernel starts while the one before it still runs. `gdc_wait` holds it until that
 one has ended and its writes are visible (PTX ISA, `griddepcontrol`). That is only sound if every kernel waits. One that
@@ -12,12 +12,18 @@ Only the launch itself still starts early, which is most of the gain if kernels 
 
 Before 2.13, a graph under float16 was answered by code compiled for it under bfloat16, in this process or from an
 earlier process's cache on disk. PyTorch 2.13 adds the dtype itself (`AOTAutogradCacheDetails.autocast_state`).
+
+Compiled code asks the sizes and strides of each input and weight on every call, which takes a good part of a short one.
+Dynamo's guards ask the same before it, or else the signature of the call and the module guard. So code for inference
+leaves these checks out. Those of operators' answers stay: nothing else notices an operator that says other strides.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -42,7 +48,7 @@ def wait_first() -> None:
     """
     check(WHO, (inductor.FILTER_PDL, inductor.ENABLE_PDL, inductor.PDL_WAIT))
     _write_waits(inductor.TRITON_KERNEL.get(WHO))
-    _note_in_keys(inductor.GRAPH_KEY.get(WHO))
+    _note_in_keys(inductor.GRAPH_KEY.get(WHO), "kernels_wait_once_and_first", _is_pdl_enabled)
 
 
 def _write_waits(kernel: Any) -> None:
@@ -58,19 +64,55 @@ def _write_waits(kernel: Any) -> None:
     kernel._filter_pdl = insert_wait
 
 
-def _note_in_keys(details: Any) -> None:
+def _note_in_keys(details: Any, note: str, is_true: Callable[[], bool]) -> None:
     make = details.__init__
 
     def init_with_note(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        if _is_pdl_enabled():
-            self.kernels_wait_once_and_first = True
+        if is_true():
+            setattr(self, note, True)
 
     details.__init__ = init_with_note
 
 
 def _is_pdl_enabled() -> bool:
     return bool(inductor.CONFIG.get(WHO).triton.enable_pdl)
+
+
+class _Compiling(threading.local):
+    leaves_out_checks = False
+
+
+_compiling = _Compiling()
+
+
+@contextlib.contextmanager
+def without_input_checks() -> Iterator[None]:
+    """Have code that is compiled here leave out the checks of its inputs. If this torch cannot, they stay."""
+    before = _compiling.leaves_out_checks
+    _compiling.leaves_out_checks = _can_leave_out_checks()
+    try:
+        yield
+    finally:
+        _compiling.leaves_out_checks = before
+
+
+@functools.cache
+def _can_leave_out_checks() -> bool:
+    try:
+        write, wrapper, details = (
+            name.get() for name in (inductor.WRITE_INPUT_CHECKS, inductor.WRAPPER_CODE, inductor.GRAPH_KEY)
+        )
+    except UnsupportedError:
+        return False
+
+    def write_unless_left_out(self: Any) -> None:
+        if not _compiling.leaves_out_checks:
+            write(self)
+
+    wrapper.codegen_input_size_asserts = write_unless_left_out
+    _note_in_keys(details, "caller_checks_inputs", lambda: _compiling.leaves_out_checks)
+    return True
 
 
 NOTED = "autocast_state"

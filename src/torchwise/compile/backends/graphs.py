@@ -17,10 +17,13 @@ from torchwise._torch import dynamo, inductor
 from torchwise.compile.backends.compile_callback import CompileCallback, compile_with
 from torchwise.compile.guards.guard_bypass import GuardBypass
 from torchwise.compile.guards.module_guard import Reads
+from torchwise.compile.inductor_patches import without_input_checks
 from torchwise.compile.recompiles import Recompiles
 from torchwise.compile.signature import Signature, is_plain, opaque_leaves, overlap_in, signature_of
+from torchwise.compile.transforms import has_stage
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
+from torchwise.plan.choice import Stage
 from torchwise.plan.rules import CUDA_GRAPH_MODES, freezes_weights
 from torchwise.workload import pytree
 from torchwise.workload.layouts import Overlap
@@ -223,11 +226,15 @@ def _take_mark_off(tensor: torch.Tensor) -> None:
 
 
 @contextlib.contextmanager
-def while_compiling(plan: Plan, *, is_marked: bool = False, is_whole: bool = True) -> Iterator[None]:
+def while_compiling(
+    plan: Plan, *, is_marked: bool = False, is_whole: bool = True, is_guarded: bool = True
+) -> Iterator[None]:
     """Apply the settings that `torch.compile` takes only globally, or as arguments that slow down every call.
 
     If a plan has dynamic shapes, all dimensions are dynamic. But if inputs are marked, then of the whole call's own
     frame only marked ones are, and others once they vary.
+
+    Code that no guards precede, as it is compiled ahead, is not `is_guarded` and checks its inputs itself.
     """
     dynamic = plan.shapes == "dynamic"
     # These are the settings of `torch.compile(dynamic=...)`. Static also means that a second shape does not make the
@@ -243,11 +250,22 @@ def while_compiling(plan: Plan, *, is_marked: bool = False, is_whole: bool = Tru
         accumulated_recompile_limit=1 << 16,
         **({} if plan.backend == "inductor" else _FOR_OTHERS),
     )
-    with settings, contextlib.ExitStack() as freezing:
+    with settings, contextlib.ExitStack() as stack:
         if freezes_weights(plan):  # PyTorch ignores it as an option, and gradients must be off
-            freezing.enter_context(inductor.patch_config({"freezing": True}))
-            freezing.enter_context(torch.no_grad())
+            stack.enter_context(inductor.patch_config({"freezing": True}))
+            stack.enter_context(torch.no_grad())
+        if is_guarded and _checks_inputs(plan):
+            stack.enter_context(without_input_checks())
         yield
+
+
+def _checks_inputs(plan: Plan) -> bool:
+    """Whether all inputs of the code are those of the call and its weights, which guards check before it runs.
+
+    A backward reads answers of the forward. A graph that is made of another one may read answers of operators.
+    """
+    is_plain = plan.scope == "whole" and plan.shapes == "static" and not has_stage(plan.transforms, Stage.GRAPH)
+    return plan.backend == "inductor" and is_plain and not torch.is_grad_enabled()
 
 
 def _outputs_owned(compiled: Callable[..., Any]) -> Callable[..., Any]:
