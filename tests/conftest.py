@@ -19,6 +19,9 @@ from postgres_server import PostgresServer, find_programs, running_server
 # empty: seven seconds of CPU for each candidate of a study. Compiling real code shows that the compiler works.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
+# Only the tests of the compiled checks use them (`checks`), so that all others do the same on every machine.
+os.environ.setdefault("TORCHWISE_NATIVE", "0")
+
 MAIN = sys.modules["__main__"]
 
 
@@ -95,6 +98,25 @@ def _compute_on(threads: int) -> Iterator[None]:
     torch.set_num_threads(threads)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def native_checks() -> Any:
+    """Compile the checks of each call, once for this environment, and load them."""
+    from native_checks import load
+
+    return load()
+
+
+@pytest.fixture(params=["python", "native"])
+def checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run a test by the checks in Python, and by those in C++."""
+    from torchwise._torch import native
+
+    way: str = request.param
+    compiled = request.getfixturevalue("native_checks") if way == "native" else None
+    monkeypatch.setattr(native, "load_checks", lambda: compiled)
+    return way
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -27,7 +27,7 @@ from torchwise.runtime.call_guard import CallGuard
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.module import OptimizedModule
 
-pytestmark = pytest.mark.usefixtures("dynamo_afresh")
+pytestmark = pytest.mark.usefixtures("dynamo_afresh", "checks")
 
 X = torch.rand(4, 8)
 
@@ -125,29 +125,29 @@ FUNCTIONS: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("kind", FUNCTIONS)
 def test_code_that_is_replaced_in_a_function_is_noticed_and_named(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     function, another = FUNCTIONS[kind]
-    changes = CallGuard(Net(), inference=True)
-    assert changes.find_change() is None
+    changes = CallGuard(Net(), inference=True).make_check()
+    assert changes() is None
     with monkeypatch.context() as patch:
         patch.setattr(function, "__code__", another.__code__)
-        assert changes.find_change() == replaced(f"the code of {function.__qualname__}")
-        assert changes.find_change() is not None
-    assert changes.find_change() is None
+        assert changes() == replaced(f"the code of {function.__qualname__}")
+        assert changes() is not None
+    assert changes() is None
 
 
 def test_defaults_that_are_replaced_in_a_function_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    changes = CallGuard(Net(), inference=True)
+    changes = CallGuard(Net(), inference=True).make_check()
     with monkeypatch.context() as patch:
         patch.setattr(Inner.forward, "__defaults__", (torch.ones(2),))
-        assert changes.find_change() == replaced("a default of Inner.forward")
-    assert changes.find_change() is None
+        assert changes() == replaced("a default of Inner.forward")
+    assert changes() is None
     with monkeypatch.context() as patch:
         patch.setattr(Inner.forward, "__kwdefaults__", {"shift": 1.0})
-        assert changes.find_change() == replaced("a default of Inner.forward")
+        assert changes() == replaced("a default of Inner.forward")
     with monkeypatch.context() as patch:
         assert Inner.forward.__kwdefaults__ is not None
         patch.setitem(Inner.forward.__kwdefaults__, "shift", 1.0)
-        assert changes.find_change() == replaced("a default of Inner.forward.shift")
-    assert changes.find_change() is None
+        assert changes() == replaced("a default of Inner.forward.shift")
+    assert changes() is None
 
 
 BOUND: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
@@ -167,12 +167,12 @@ BOUND: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
 
 @pytest.mark.parametrize("kind", BOUND)
 def test_what_takes_the_place_of_a_method_or_function_is_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes = CallGuard(net := Net(), inference=True)
+    changes = CallGuard(net := Net(), inference=True).make_check()
     with monkeypatch.context() as patch:
         BOUND[kind](net, patch)
-        assert (change := changes.find_change()) is not None
+        assert (change := changes()) is not None
         assert change.reason is FallbackReason.CODE_REPLACED
-    assert changes.find_change() is None
+    assert changes() is None
 
 
 @pytest.mark.parametrize("name", ["forward", "helper", "halve", "_call_impl", "_slow_forward"])
@@ -180,15 +180,15 @@ def test_what_takes_the_place_of_a_method_or_function_is_noticed(kind: str, monk
 def test_a_method_that_is_put_back_as_an_attribute_is_the_same(name: str, own: bool) -> None:
     net: Any = Net() if own else nn.Sequential(Net())
     part = net if own else net[0]
-    changes, before = CallGuard(net, inference=True), getattr(part, name)
+    changes, before = CallGuard(net, inference=True).make_check(), getattr(part, name)
     setattr(part, name, lambda x: x)
-    assert changes.find_change() is not None
+    assert changes() is not None
     setattr(part, name, before)  # which is in the module now, and not only in its class
-    assert changes.find_change() is None
+    assert changes() is None
     setattr(part, name, types.MethodType(other, part))
-    assert changes.find_change() is not None
+    assert changes() is not None
     delattr(part, name)
-    assert changes.find_change() is None
+    assert changes() is None
 
 
 HARMLESS: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
@@ -206,9 +206,9 @@ HARMLESS: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
 
 @pytest.mark.parametrize("kind", HARMLESS)
 def test_what_no_call_runs_may_change(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes = CallGuard(net := Net(), inference=True)
+    changes = CallGuard(net := Net(), inference=True).make_check()
     HARMLESS[kind](net, monkeypatch)
-    assert changes.find_change() is None
+    assert changes() is None
 
 
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -228,26 +228,26 @@ def rebuilt(function: types.FunctionType) -> types.FunctionType:
 
 
 def test_equal_code_that_was_made_anew_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    changes = CallGuard(Net(), inference=True)
+    changes = CallGuard(Net(), inference=True).make_check()
     monkeypatch.setattr(Net, "helper", again := rebuilt(Net.helper))
     assert again.__code__ != FUNCTIONS["a method"][0].__code__  # its lines are others
-    assert changes.find_change() is None
+    assert changes() is None
     monkeypatch.setattr(Inner.forward, "__code__", rebuilt(Inner.forward).__code__)
     monkeypatch.setattr(Inner.forward, "__defaults__", (float("2"),))
     monkeypatch.setattr(Net, "offset", property(lambda self: 1.0))
-    assert changes.find_change() is None
+    assert changes() is None
 
 
 def test_a_class_that_is_sent_by_value_once_more_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     space: dict[str, Any] = {"torch": torch, "nn": nn, "__name__": "__main__"}
     exec(inspect.getsource(double) + inspect.getsource(Inner).replace("x * scale", "doubled(x) * scale"), space)
     model = space["Inner"]()
-    changes, written = CallGuard(model, inference=True), cloudpickle.dumps(model)
+    changes, written = CallGuard(model, inference=True).make_check(), cloudpickle.dumps(model)
     assert type(cloudpickle.loads(written)) is type(model)  # whose methods it has set anew
-    assert changes.find_change() is None
+    assert changes() is None
     space["doubled"] = other_function
     cloudpickle.loads(cloudpickle.dumps(model))
-    assert changes.find_change() is not None
+    assert changes() is not None
 
 
 SOURCE = """
@@ -284,13 +284,13 @@ def test_a_class_whose_file_was_loaded_anew_is_the_same_unless_its_code_is_anoth
     loaded: Callable[[int], types.ModuleType],
 ) -> None:
     model = loaded(2).Loaded()
-    changes = CallGuard(model, inference=True)
+    changes = CallGuard(model, inference=True).make_check()
     model.__class__ = loaded(2).Loaded  # as tools for notebooks do
-    assert changes.find_change() is None
+    assert changes() is None
     setattr(type(model), "forward", other)  # noqa: B010
-    assert changes.find_change() is not None
+    assert changes() is not None
     model.__class__ = loaded(31).Loaded
-    assert changes.find_change() is not None
+    assert changes() is not None
 
 
 def test_code_differs_by_each_part_of_it() -> None:

@@ -321,6 +321,18 @@ def test_the_probe_compiles_even_where_compilation_is_switched_off(monkeypatch: 
     assert int(steps["threads"].detail) >= 1
 
 
+def test_a_library_that_cannot_be_compiled_is_a_warning_unless_that_is_intended() -> None:
+    def judge_checks(**facts: Any) -> list[tuple[str, str]]:
+        found = judge(replace(GOOD, **facts))
+        return [(one.status.value, one.found) for one in found if one.topic == "checks of calls"]
+
+    why = "TORCHWISE_NATIVE is 0"
+    assert judge_checks() == [("ok", "compiled")]
+    assert judge_checks(call_checks=why, call_checks_intended=True) == [("ok", f"by Python, as {why}")]
+    assert judge_checks(call_checks="g++ fails") == [("warn", "by Python, as g++ fails")]
+    assert judge_checks(compiler=Compiler("g++", "it is missing")) == [], "the compiler has a finding of its own"
+
+
 def test_gathering_needs_no_torch_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system_info, "run_probe", lambda: GOOD_STEPS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -106,6 +106,7 @@ LOADED_WITHOUT_TORCH = {
         "runtime/api.py",
         "runtime/steps.py",
         "_torch/dynamo.py",
+        "_torch/native/library.py",
         "_torch/private_name.py",
         "measure/device_lock.py",
         "zoo/registry.py",

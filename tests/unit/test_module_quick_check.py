@@ -12,6 +12,8 @@ from torchwise._torch.private_name import PrivateName
 from torchwise.compile.guards import dict_contents
 from torchwise.compile.guards.module_guard import ModuleGuard, ModuleState, make_quick_check
 
+pytestmark = pytest.mark.usefixtures("checks")
+
 
 class Net(torch.nn.Module):
     def __init__(self) -> None:
@@ -32,7 +34,10 @@ class Other(torch.nn.Linear):
 
 @pytest.fixture
 def net() -> Net:
-    return Net().eval()
+    made = Net().eval()
+    for _ in range(2):
+        made.layers[1].register_forward_hook(lambda *_: None)  # type: ignore[union-attr]
+    return made
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
@@ -51,6 +56,11 @@ def test_it_says_yes_to_new_values_in_the_same_memory(net: Net) -> None:
     assert unchanged()
 
 
+def replace_hook(part: Any) -> None:
+    part._forward_hooks.popitem()
+    part.register_forward_hook(lambda *_: None)
+
+
 CHANGES: dict[str, Callable[[Net], object]] = {
     "mode": lambda net: net.train(),
     "attribute": lambda net: setattr(net, "scale", 3.0),
@@ -66,6 +76,10 @@ CHANGES: dict[str, Callable[[Net], object]] = {
     "submodule": lambda net: net.layers.__setitem__(1, torch.nn.Identity()),
     "submodule removed": lambda net: net.layers.__delitem__(1),
     "hook": lambda net: net.layers[0].register_forward_hook(lambda *_: None),
+    "another hook": lambda net: replace_hook(net.layers[1]),
+    "hooks in another order": lambda net: net.layers[1]._forward_hooks.move_to_end(
+        next(iter(net.layers[1]._forward_hooks))
+    ),
     "moved": lambda net: net.double(),
     "class": lambda net: setattr(net.layers[0], "__class__", Other),
 }

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from torchwise.compile import Recognizer, signature_of
+from torchwise.compile import make_recognizer, signature_of
 from torchwise.errors import UnsupportedError
 from torchwise.workload import object_parts, pytree
+
+pytestmark = pytest.mark.usefixtures("checks")
 
 
 class Flow(NamedTuple):
@@ -64,7 +66,7 @@ VALUES = (1, 1.0, True, None, "1", Mode.ONE, Mode.TWO, (1,), [1], Flow(1, 2), Ba
 def test_each_value_in_an_object_makes_another_call(kind: str) -> None:
     calls = [((MAKE[kind](value),), {}) for value in VALUES]
     for place, call in enumerate(calls):
-        recognizer = Recognizer(*call)
+        recognizer = make_recognizer(*call)
         for other, given in enumerate(calls):
             assert (signature_of(*call) == signature_of(*given)) is (place == other)
             assert recognizer(*given) is (place == other)
@@ -74,7 +76,7 @@ def test_each_value_in_an_object_makes_another_call(kind: str) -> None:
 def test_a_tensor_in_an_object_counts_by_its_form_and_memory(kind: str) -> None:
     make, given = MAKE[kind], torch.zeros(3)
     seen = ((make(given),), {})
-    recognizer = Recognizer(*seen)
+    recognizer = make_recognizer(*seen)
     for like, same in ((torch.zeros(3), True), (torch.zeros(4), False), (torch.zeros(3).double(), False)):
         assert recognizer((make(like),)) is same
         assert (signature_of(*seen) == signature_of((make(like),), {})) is same
@@ -82,7 +84,7 @@ def test_a_tensor_in_an_object_counts_by_its_form_and_memory(kind: str) -> None:
 
 def test_an_attribute_that_changes_is_read_again() -> None:
     batch, encoding = Batch(X), Encoding({"x": X})
-    recognizers = [Recognizer((batch,)), Recognizer((encoding,))]
+    recognizers = [make_recognizer((batch,)), make_recognizer((encoding,))]
     batch.label, encoding.n = "cat", 5
     assert not any(r((one,)) for r, one in zip(recognizers, (batch, encoding), strict=True))
     batch.label, encoding.n = "none", 0
@@ -99,7 +101,7 @@ def test_an_object_that_nothing_is_known_of_counts_by_its_class_and_is_not_recog
     assert signature_of((X, Opaque(1)), {}) == signature_of((X, Opaque(2)), {})
     for opaque in (Opaque(1), Flow(Opaque(1), X), Batch(Opaque(1))):
         with pytest.raises(UnsupportedError):
-            Recognizer((X.clone(), opaque))
+            make_recognizer((X.clone(), opaque))
 
 
 def test_a_class_is_examined_once(monkeypatch: pytest.MonkeyPatch) -> None:

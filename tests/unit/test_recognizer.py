@@ -13,12 +13,14 @@ import torch
 
 import torchwise
 from live_decisions import make_decision
-from torchwise.compile import Recognizer, signature_of
+from torchwise.compile import make_recognizer, signature_of
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.runtime import call_guard, dispatch
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
+
+pytestmark = pytest.mark.usefixtures("checks")
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +81,7 @@ def test_what_is_recognised_has_the_very_signature(way: str) -> None:
     recognised = 0
     for seen, call in itertools.product(given, repeat=2):
         try:
-            recognizer = Recognizer(*seen)
+            recognizer = make_recognizer(*seen)
         except UnsupportedError:
             continue
         if recognizer(*call):
@@ -91,7 +93,7 @@ def test_what_is_recognised_has_the_very_signature(way: str) -> None:
 def test_a_value_is_recognised_only_in_the_containers_that_it_was_seen_in() -> None:
     ways = {name: way(X.clone()) for name, way in WAYS.items()}
     for (seen, first), (other, second) in itertools.product(ways.items(), repeat=2):
-        assert Recognizer(*first)(*second) is (seen == other)
+        assert make_recognizer(*first)(*second) is (seen == other)
         assert (signature_of(*first) == signature_of(*second)) is (seen == other)
 
 
@@ -132,7 +134,7 @@ def test_nothing_is_recognised_by_its_tensors_alone() -> None:
     for (place, first), (other, second) in itertools.product(enumerate(SHAPED), repeat=2):
         assert (signature_of(*first) == signature_of(*second)) is (place == other)
         try:
-            recognizer = Recognizer(*first)
+            recognizer = make_recognizer(*first)
         except UnsupportedError:  # one tensor twice, which its signature tells of
             assert first is SHAPED[0]
         else:
@@ -140,7 +142,7 @@ def test_nothing_is_recognised_by_its_tensors_alone() -> None:
 
 
 def test_calls_in_their_stride_are_recognised() -> None:
-    recognizer = Recognizer((X, 2.5, torch.ones(3), "mode", None))
+    recognizer = make_recognizer((X, 2.5, torch.ones(3), "mode", None))
     assert recognizer((torch.randn(4, 4), 2.5, torch.zeros(3), "mode", None))
     assert not recognizer((torch.randn(4, 4), 2.0, torch.zeros(3), "mode", None))
     assert not recognizer((torch.randn(4, 4), 2.5, torch.zeros(3), "other", None))
@@ -150,16 +152,24 @@ def test_calls_in_their_stride_are_recognised() -> None:
 
 def test_one_tensor_given_twice_is_another_call_than_two() -> None:
     x, y = torch.ones(3), torch.ones(3)
-    assert Recognizer((x, y))((y, x))
-    assert not Recognizer((x, y))((x, x))
+    assert make_recognizer((x, y))((y, x))
+    assert not make_recognizer((x, y))((x, x))
     with pytest.raises(UnsupportedError, match="distinct strided tensors"):
-        Recognizer((x, x))
+        make_recognizer((x, x))
+
+
+def test_one_empty_tensor_given_twice_is_another_call_than_two() -> None:
+    x, y = torch.ones(4)[:0], torch.ones(4)[:0]  # whose addresses are all 0
+    recognizer = make_recognizer((x, y))
+    assert recognizer((y, x))
+    assert not recognizer((x, x))
+    assert signature_of((x, x), {}) != signature_of((x, y), {})
 
 
 @pytest.mark.parametrize("args", [(), (1, 2), ([1],), ({X},), (X, object()), ([X, object()],)])
 def test_other_calls_are_left_to_their_signature(args: tuple[Any, ...]) -> None:
     with pytest.raises(UnsupportedError):
-        Recognizer(args)
+        make_recognizer(args)
 
 
 def test_what_is_conjugated_lazily_is_another_call() -> None:
@@ -171,14 +181,14 @@ def test_what_is_conjugated_lazily_is_another_call() -> None:
 
 def test_a_tensor_changed_where_it_is_is_another_call() -> None:
     x = torch.randn(4, 4)
-    recognizer = Recognizer((x,))
+    recognizer = make_recognizer((x,))
     x.resize_(2, 8)
     assert not recognizer((x,))
 
 
 def test_it_keeps_no_tensor_alive() -> None:
     x = torch.randn(4, 4)
-    seen, recognizer = weakref.ref(x), Recognizer((x,))
+    seen, recognizer = weakref.ref(x), make_recognizer((x,))
     del x
     assert seen() is None
     assert recognizer((X,))
@@ -187,7 +197,7 @@ def test_it_keeps_no_tensor_alive() -> None:
 def test_a_call_is_recognised_only_under_the_mode_it_was_seen_in() -> None:
     """Not recognising a call is never wrong: its signature then says which call it is."""
     for args in ((X,), ([X],)):
-        recognizer = Recognizer(args)
+        recognizer = make_recognizer(args)
         with torch.inference_mode():
             assert not recognizer((torch.randn(4, 4),) if args[0] is X else ([torch.randn(4, 4)],))
 

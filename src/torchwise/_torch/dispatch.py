@@ -8,6 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchwise._torch.dynamo import TO_FAKE_TENSOR
+from torchwise._torch.modules import list_global_hooks
 from torchwise._torch.private_name import PrivateName
 from torchwise.errors import UnsupportedError
 
@@ -60,6 +61,17 @@ _forward_ad, _innermost = torch.autograd.forward_ad, TRANSFORMS.get()
 def is_transforming() -> bool:
     """Return whether a transform of functions (vmap, grad, jvp) is active."""
     return _forward_ad._current_level >= 0 or _innermost() is not None
+
+
+def list_modes() -> tuple[tuple[dict[Any, Any], ...], dict[str, Any], str]:
+    """Return all by which compiled checks see that no mode is active: hooks of all modules, and the dual level.
+
+    The level of forward-mode derivatives is a variable: its namespace and its name.
+
+    Raises:
+        UnsupportedError: this PyTorch keeps them elsewhere.
+    """
+    return list_global_hooks(), vars(_forward_ad), DUAL_LEVEL.attribute
 
 
 def copy_each(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:

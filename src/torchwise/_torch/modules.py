@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.batchnorm import _NormBase as NormBase
 from torch.nn.modules.dropout import _DropoutNd as Dropout
 
 from torchwise._torch.private_name import PrivateName
+from torchwise.errors import UnsupportedError
 
 __all__ = ["BatchNorm", "Dropout", "NormBase"]
 
@@ -25,3 +28,17 @@ PARAMETRIZED_CLASS = PrivateName("torch.nn.utils.parametrize", "_inject_new_clas
 PARAMETRIZED_PROPERTY = PrivateName("torch.nn.utils.parametrize", "_inject_property")
 SET_GROUP_TIMEOUT = PrivateName("torch.distributed.distributed_c10d", "_set_pg_timeout")
 """Sets how long the ranks of a group wait for each other."""
+
+
+def list_global_hooks() -> tuple[dict[Any, Any], ...]:
+    """Return the dicts that `HAS_GLOBAL_HOOK` asks for hooks of all modules.
+
+    Raises:
+        UnsupportedError: it asks for anything else in this PyTorch.
+    """
+    asks = HAS_GLOBAL_HOOK.get("a served plan")
+    code = getattr(asks, "__code__", None)
+    found = tuple(asks.__globals__.get(name) for name in code.co_names) if code is not None else ()
+    if not found or not all(isinstance(one, dict) for one in found):
+        raise UnsupportedError(f"{HAS_GLOBAL_HOOK} of torch {torch.__version__} reads more than dicts of hooks")
+    return found

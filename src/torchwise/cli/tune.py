@@ -144,6 +144,7 @@ def _search(
     request: Request, launcher: str, device: str, address: str | None, store: str | None
 ) -> tuple[Study, str | None]:
     """Run the study, and return it with the location of its store, or None for the default one."""
+    from torchwise._torch.native import ensure_compiled
     from torchwise.report import Progress
     from torchwise.store import open_storage
     from torchwise.study import run_study
@@ -159,4 +160,6 @@ def _search(
         choice.opened(launcher, device, address, progress, wait_s) as (opened, here),
     ):
         study = run_study(request, storage, opened, progress, here)
+        if study.decision is not None and not study.decision.plan.is_eager:  # programs will serve it
+            ensure_compiled(progress.stage)
         return study, storage.place if store else None

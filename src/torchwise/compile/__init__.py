@@ -2,6 +2,17 @@
 
 from torchwise.compile.backends import Backend
 from torchwise.compile.compiled_plan import CompiledPlan, compile_plan
-from torchwise.compile.signature import Recognizer, Signature, is_plain, signature_of
+from torchwise.compile.recognizer import Recognize, Recognizer, make_recognizer
+from torchwise.compile.signature import Signature, is_plain, signature_of
 
-__all__ = ["Backend", "CompiledPlan", "Recognizer", "Signature", "compile_plan", "is_plain", "signature_of"]
+__all__ = [
+    "Backend",
+    "CompiledPlan",
+    "Recognize",
+    "Recognizer",
+    "Signature",
+    "compile_plan",
+    "is_plain",
+    "make_recognizer",
+    "signature_of",
+]

@@ -225,6 +225,7 @@ def search(
         InputError: the model cannot be sent to a worker.
         BaselineError: the model raises on its own inputs.
     """
+    from torchwise._torch.native import ensure_compiled
     from torchwise.report import Progress
     from torchwise.store import open_storage
     from torchwise.study import run_study
@@ -238,6 +239,8 @@ def search(
             record = run_study(
                 replace(request, source=file.source), storage, ProcessLauncher(), listener, caches=caches
             )
+            if record.decision is not None and not record.decision.plan.is_eager:
+                ensure_compiled(listener.stage)  # this program or others will serve it
         finally:
             if note_wait is not None:
                 note_wait(spent.waited_s)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from torchwise._torch.dispatch import DISPATCH_MODES, is_transforming
+from torchwise._torch import native
+from torchwise._torch.dispatch import DISPATCH_MODES, is_transforming, list_modes
 from torchwise._torch.modules import HAS_GLOBAL_HOOK
-from torchwise.compile import Recognizer, Signature, signature_of
+from torchwise.compile import Recognize, Signature, make_recognizer, signature_of
 from torchwise.compile.guards.code_guard import CodeGuard, code_of, is_same_method
 from torchwise.compile.guards.dict_contents import MISSING, count_dict_writes, list_uncounted, version
 from torchwise.compile.guards.reachable_code import is_same_code
+from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.choice import find_choice
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
@@ -64,6 +67,26 @@ class CallGuard:
         self._hooks = [self._state[kind] for kind in kinds if kind in self._state]
         self._registered = [*map(tuple, self._hooks)]  # each hook has a number of its own
         self._hooked = any(self._hooks)  # then the plan is made of the module as it is called, hooks included
+        self._watch: weakref.ref[native.Watch] | None = None
+
+    def make_check(self) -> Callable[[], Fallback | None]:
+        """Return `find_change`, in C++ if the checks are compiled. It asks this one as soon as anything differs."""
+        watch = None if self._is_scripted else native.make_watch(self.find_change, is_boolean=False)
+        if watch is None:
+            return self.find_change
+        self._watch = weakref.ref(watch)  # which holds this, and nothing is freed in time that holds itself
+        return watch if self._have_watched(watch) else self.find_change
+
+    def _have_watched(self, watch: native.Watch) -> bool:
+        """Have C++ notice every difference from the present state. Return False if it cannot."""
+        code = self._code
+        functions = (tuple(code.functions), tuple(code.defaulted), tuple(code.keyworded), code.codes, code.defaults)
+        hooks = tuple(zip(self._hooks, self._registered, strict=True))
+        try:
+            watch.reset(tuple(self._dicts), ((self._original, self._kind),), hooks, (), functions, list_modes())
+        except (TypeError, UnsupportedError):  # hooks or code of an unusual kind
+            return False
+        return True
 
     def _take_code(self) -> None:
         code = self._code
@@ -129,10 +152,12 @@ class CallGuard:
         self._kind = type(self._original)
         self._code.take_snapshot()
         self._take_code()
+        if self._watch is not None and (watch := self._watch()) is not None:
+            self._have_watched(watch)
         return None
 
 
-Known = tuple[Recognizer, Callable[..., Any]]
+Known = tuple[Recognize, Callable[..., Any]]
 """Recognizes calls like one that was answered, with the function that answers them."""
 
 
@@ -144,10 +169,10 @@ def is_of(key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
         return False
 
 
-def make_recognizer(args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[..., Any]) -> Known | None:
+def recognize_by(args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[..., Any]) -> Known | None:
     """Return a recognizer of calls like this one that makes no signatures, or None if there can be none."""
     try:
-        return Recognizer(args, kwargs), call
+        return make_recognizer(args, kwargs), call
     except Exception:  # an input may be of any kind, and the call is answered already
         return None
 

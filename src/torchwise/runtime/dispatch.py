@@ -20,7 +20,7 @@ from torchwise.compile.guards.varying_values import ChangedModelError
 from torchwise.compile.recompiles import RecompileLimitError, Recompiles
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.records import Decision
-from torchwise.runtime.call_guard import CallGuard, Known, VerifiedInputs, is_of, make_recognizer, may_need_gradients
+from torchwise.runtime.call_guard import CallGuard, Known, VerifiedInputs, is_of, may_need_gradients, recognize_by
 from torchwise.runtime.circuit_breaker import FROZEN_CHANGED, PlanCircuits
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.input_writes import OVERLAPS, InputSnapshot, InputWrites, OverlapError
@@ -111,7 +111,7 @@ class Dispatcher(Served):
         self._latency = Latency(self._device, SpeedMonitor(decision))
         self._canary = Canary(canary, original, decision, self.statistics, self.close) if canary is not None else None
         self._module = original if isinstance(original, torch.nn.Module) else None
-        self._changed = find_change or CallGuard(original, inference=self._inference).find_change
+        self._changed = find_change or CallGuard(original, inference=self._inference).make_check()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the original does. `benchmarks/dispatch.py` measures the time that this adds to the plan's own."""
@@ -208,7 +208,7 @@ class Dispatcher(Served):
             return
         with self._lock:  # or a freeze meanwhile would miss this path
             self._calls[key] = bypass = self._add_canary(self._apply_freeze(self._writes.guard_overlaps(key, bypass)))
-            self._last = make_recognizer(args, kwargs, bypass)
+            self._last = recognize_by(args, kwargs, bypass)
 
     def _time_call(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Time a call without the comparison around it, unless this call is to be compared."""

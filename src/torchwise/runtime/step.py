@@ -74,7 +74,9 @@ class StepDispatcher(Served):
             told=self._count_recompile, give_up=self._note_limit, is_part=True, price=self.make_price()
         )
         self._plan = LivePlan(original, decision, recompiles)
-        self._changes: list[CallGuard] = []  # of the model and the loss, since the plan was made of them
+        self._changes: list[
+            Callable[[], Fallback | None]
+        ] = []  # of the model and the loss, since the plan was made of them
         self._limit: RecompileLimitError | None = None
         self._would_compile = False  # amid a step, while it is frozen
         self._latency = Latency(decision.workload.device, SpeedMonitor(decision))
@@ -163,7 +165,7 @@ class StepDispatcher(Served):
         assert isinstance(compiled, CompiledStep), "a plan that is not eager changes something of a step"
         if plan is not before:
             called = (unwrap_ddp(self.original.model), self.original.loss)
-            self._changes = [CallGuard(call, inference=False) for call in called if call is not None]
+            self._changes = [CallGuard(call, inference=False).make_check() for call in called if call is not None]
         return compiled
 
     def accept(self, batch: tuple[Any, ...]) -> None:
@@ -210,7 +212,7 @@ class StepDispatcher(Served):
             return self._refusal
         if (name := self._find_changed_attribute()) is not None:
             return Fallback(FallbackReason.STEP_CHANGED, name)
-        return next(filter(None, (guard.find_change() for guard in self._changes)), None)
+        return next(filter(None, (find_change() for find_change in self._changes)), None)
 
     def _find_new(self, batch: tuple[Any, ...]) -> Fallback | None:
         """Return why the plan does not take a kind of batch that it has not taken before."""

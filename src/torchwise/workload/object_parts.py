@@ -20,7 +20,7 @@ from torchwise._torch import pytree as _pytree
 class Parts(NamedTuple):
     """An object's description, and its parts in order."""
 
-    key: Hashable
+    key: Any
     values: Sequence[Any]
 
 
@@ -29,7 +29,7 @@ def describe(thing: Any) -> Parts:
 
     A class that is registered with PyTorch is taken apart by it.
     """
-    kind = type(thing)
+    kind: Any = type(thing)
     if kind in _pytree.SUPPORTED_NODES:
         values, spec = _pytree.tree_flatten(thing, is_leaf=lambda part: part is not thing)
         return Parts(spec, values)
@@ -41,7 +41,7 @@ _NONE: tuple[Any, ...] = ()
 
 
 @functools.lru_cache(maxsize=1024)
-def _find_reader(kind: type) -> Read:
+def _find_reader(kind: Any) -> Read:
     """Return the function that describes the instances of a class that PyTorch does not know."""
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return lambda thing: Parts((kind, len(thing)), tuple(thing))

@@ -43,7 +43,9 @@ class CodeGuard(Guard):
         dicts: the dicts in which code is looked up. A write there may replace code.
         functions: the functions that calls may run.
         codes: the code of each function.
-        defaults: the defaults of the functions that have any.
+        defaulted: the functions that have defaults.
+        keyworded: the functions that have defaults of arguments that are given by name alone.
+        defaults: the defaults of these functions.
     """
 
     def __init__(self, *calls: Callable[..., Any]) -> None:
@@ -55,10 +57,10 @@ class CodeGuard(Guard):
         reachable = list(_find_reachable(self._calls))
         reached = ReachableCode(_select_callables(reachable), dict.fromkeys(map(type, reachable)))
         self.functions = reached.functions
-        self._defaulted = [each for each in self.functions if each.__defaults__]
+        self.defaulted = [each for each in self.functions if each.__defaults__]
         self.codes = [*map(code_of, self.functions)]
         # Those of keyword-only arguments are kept apart from the others.
-        self._keyworded = [each for each in self.functions if each.__kwdefaults__]
+        self.keyworded = [each for each in self.functions if each.__kwdefaults__]
         self.defaults = self._defaults_now()
         self._contents = [*_list_dicts(self._calls, reachable), *_list_namespaces(reachable, reached)]
         self.dicts = [one.contents for one in self._contents]
@@ -85,7 +87,7 @@ class CodeGuard(Guard):
         for function, now, before in zip(self.functions, codes, self.codes, strict=True):
             if not is_same_code(now, before):
                 return f"the code of {function.__qualname__}"
-        for function, now, before in zip([*self._defaulted, *self._keyworded], defaults, self.defaults, strict=True):
+        for function, now, before in zip([*self.defaulted, *self.keyworded], defaults, self.defaults, strict=True):
             if not is_same_code(now, before):
                 return f"a default of {function.__qualname__}"
         self.codes[:], self.defaults[:] = codes, defaults  # so that an identity check is enough
@@ -96,7 +98,7 @@ class CodeGuard(Guard):
         return not all(map(is_, self._defaults_now(), self.defaults))
 
     def _defaults_now(self) -> list[Any]:
-        return [*map(defaults_of, self._defaulted), *map(keywords_of, self._keyworded)]
+        return [*map(defaults_of, self.defaulted), *map(keywords_of, self.keyworded)]
 
 
 def _find_reachable(calls: Sequence[Callable[..., Any]]) -> Iterator[Any]:

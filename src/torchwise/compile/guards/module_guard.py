@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from torchwise._torch import native
 from torchwise._torch.dynamo import make_tensor_check
 from torchwise.compile.guards.dict_contents import DictContents, watch
 from torchwise.compile.guards.varying_values import Guard, VaryingKind, VaryingValue, value_varied
@@ -53,7 +54,10 @@ class ModuleState:
         self._modules = [part for _, part in named]
         self._kinds = [*map(type, self._modules)]
         self._hooks = [hooks for part in self._modules for hooks in (part._forward_hooks, part._forward_pre_hooks)]
+        self._numbers = [*map(tuple, self._hooks)]  # each hook has a number of its own
         self._lengths = [*map(len, self._hooks)]
+        self._hooked = [hooks for hooks in self._hooks if hooks]
+        self._numbers_of_hooked = [*map(tuple, self._hooked)]
         registered = [
             DictContents(getattr(part, kind), owner=path, is_ordered=kind == "_modules")
             for path, part in named
@@ -91,13 +95,33 @@ class ModuleState:
         here, there = guards
         find_differences, modules, kinds = self._find_differences, self._modules, self._kinds
         hooks, lengths, tensors, addresses = self._hooks, self._lengths, self.tensors, self.addresses
-        return lambda: (
-            not find_differences()
-            and [*map(len, hooks)] == lengths
-            and [*map(_data_ptr, tensors)] == addresses
-            and [*map(type, modules)] == kinds  # another class is not a write to a dict
-            and (here(*tensors) or there(*tensors))
-        )
+        hooked, numbers = self._hooked, self._numbers_of_hooked
+
+        def is_unchanged() -> bool:
+            return (
+                not find_differences()
+                and [*map(len, hooks)] == lengths
+                and [*map(tuple, hooked)] == numbers
+                and [*map(_data_ptr, tensors)] == addresses
+                and [*map(type, modules)] == kinds  # another class is not a write to a dict
+                and (here(*tensors) or there(*tensors))
+            )
+
+        return self._watch(is_unchanged) or is_unchanged
+
+    def _watch(self, closely: Callable[[], bool]) -> native.Watch | None:
+        """Return the quick check in C++, which asks the one in Python about each difference, or None."""
+        watch = native.make_watch(closely, is_boolean=True)
+        dicts = tuple(one.contents for one in self._dicts)
+        if watch is None or not all(isinstance(one, dict) for one in dicts):
+            return None
+        objects = tuple(zip(self._modules, self._kinds, strict=True))
+        hooks = tuple(zip(self._hooks, self._numbers, strict=True))
+        try:
+            watch.reset(dicts, objects, hooks, tuple(self.tensors), None, None)
+        except TypeError:  # hooks of an unusual kind
+            return None
+        return watch if closely() else None  # nothing changed since the snapshot
 
     def has_changed(self) -> bool:
         """Whether anything was moved, added, removed, replaced or switched to another mode."""
@@ -122,6 +146,7 @@ class ModuleState:
         return (
             [*map(type, self._modules)] != self._kinds
             or [*map(len, self._hooks)] != self._lengths
+            or [*map(tuple, self._hooked)] != self._numbers_of_hooked
             or any(True for _ in self._iter_changed())
         )
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from torchwise.diagnose.doctor.machine_checks import check_cpu, check_gpu, check_storage
 from torchwise.diagnose.doctor.software_checks import (
+    check_call_checks,
     check_compiler,
     check_known_issues,
     check_python,
@@ -22,6 +23,7 @@ CHECKS: tuple[Callable[[SystemInfo], Iterable[Finding]], ...] = (
     check_python,
     check_torch,
     check_compiler,
+    check_call_checks,
     check_gpu,
     check_cpu,
     check_storage,
@@ -32,7 +34,10 @@ CHECKS: tuple[Callable[[SystemInfo], Iterable[Finding]], ...] = (
 
 
 def diagnose() -> list[Finding]:
-    """Inspect this machine and return all findings. This takes about 10 seconds, as it tests the compilers."""
+    """Inspect this machine and return all findings. This takes about 10 seconds, as it tests the compilers.
+
+    The first time it also compiles the checks of calls for programs to come, which takes as long again.
+    """
     return judge(gather())
 
 

@@ -95,6 +95,22 @@ def _check_build(facts: SystemInfo) -> Finding:
     return ok("torch build", "for the CPU")
 
 
+def check_call_checks(facts: SystemInfo) -> Iterator[Finding]:
+    """Say whether compiled code checks the calls of served plans."""
+    if facts.torch == "absent" or facts.compiler.error:
+        return  # which has a finding of its own
+    if facts.call_checks is None:
+        yield ok("checks of calls", "compiled")
+    elif facts.call_checks_intended:
+        yield ok("checks of calls", f"by Python, as {facts.call_checks}")
+    else:
+        yield warn(
+            "checks of calls",
+            f"by Python, as {facts.call_checks}",
+            "each call of a served plan takes some microseconds more until they are compiled",
+        )
+
+
 def check_compiler(facts: SystemInfo) -> Iterator[Finding]:
     """Judge the attempts to build, load and run a program."""
     compiler = facts.compiler

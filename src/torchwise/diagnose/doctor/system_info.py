@@ -16,6 +16,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from torchwise import environment
+from torchwise._torch import native
+from torchwise._torch.native.library import Library
 from torchwise.diagnose.doctor.probe import Compiler, Probe, run_probe, try_compiler
 from torchwise.environment import cpu_quota, read_text
 
@@ -77,6 +79,8 @@ class SystemInfo:
         governor: the kernel's CPU frequency policy, or None if unknown.
         cache: the folder of Inductor's compile cache.
         shared: shared memory, or None if the system has no such folder.
+        call_checks: why Python checks the calls of served plans, or None if compiled code does.
+        call_checks_intended: whether that is the user's will, or in the nature of this Python.
     """
 
     python: tuple[int, int, int] = (3, 11, 0)
@@ -97,6 +101,8 @@ class SystemInfo:
     cache: Folder = field(default_factory=lambda: Folder("/tmp/torchinductor_user", 10 * GIB))
     temporary: Folder = field(default_factory=lambda: Folder("/tmp", 10 * GIB))
     shared: Folder | None = None
+    call_checks: str | None = None
+    call_checks_intended: bool = False
 
 
 def gather() -> SystemInfo:
@@ -121,6 +127,8 @@ def gather() -> SystemInfo:
         temporary=check_folder(find_temporary()),
         shared=check_folder("/dev/shm") if platform.system() == "Linux" else None,
         compiler=try_compiler(),
+        call_checks=native.ensure_compiled(lambda _: None),
+        call_checks_intended=native.is_off() or Library().find_obstacle() is not None,
         probe=run_probe(),
     )
 

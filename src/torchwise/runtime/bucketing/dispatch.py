@@ -87,7 +87,7 @@ class Buckets(Served):
         self.dispatchers = [route for route in found.values() if route is not None]
         self._buckets, self._padder = verified.buckets, Padder(original, verified.padding)
         self._least, self._device = verified.padding.least, leading.workload.device
-        self._changed = CallGuard(original, inference=True).find_change
+        self._changed = CallGuard(original, inference=True).make_check()
         self._watch = ModuleGuard(original if isinstance(original, torch.nn.Module) else None, self._reads)
         self._looked = 0  # first calls until the last check of which attributes plans read
 

@@ -1,0 +1,106 @@
+"""The checks of each call in C++, if they were compiled on this machine, or None: then Python makes them.
+
+They are compiled once, by `torchwise doctor` or after a search that found a plan (`compiler.py`). A program that serves
+only loads them. `TORCHWISE_NATIVE=0` leaves all checks to Python.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Protocol
+
+from torchwise._torch.native.library import Library, UnusableError
+
+logger = logging.getLogger("torchwise")
+
+VARIABLE = "TORCHWISE_NATIVE"
+OFF = ("0", "false", "off", "no")
+COMPILING = "compiling the checks of calls, once"
+
+
+def is_off() -> bool:
+    """Whether the user leaves all checks to Python."""
+    return os.environ.get(VARIABLE, "").strip().lower() in OFF
+
+
+def load_checks() -> ModuleType | None:
+    """Return the compiled checks, or None if they are switched off, not compiled, or not to be trusted."""
+    return None if is_off() else _load()
+
+
+def ensure_compiled(tell: Callable[[str], object]) -> str | None:
+    """Compile the checks for the programs to come, if that was not done. Return why there are none, or None.
+
+    Args:
+        tell: called with a text before the compiler runs.
+    """
+    if is_off():
+        return f"{VARIABLE} is {os.environ[VARIABLE]}"
+    from torchwise._torch.native.compiler import compile_checks
+
+    try:
+        library = Library()
+        if library.find_obstacle() is None and not library.file.exists():
+            tell(COMPILING)
+        compile_checks(library)
+    except UnusableError as error:
+        return str(error)
+    except OSError as error:  # such as a cache folder that cannot be read
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+@functools.cache
+def _load() -> ModuleType | None:
+    try:
+        return Library().load()
+    except UnusableError as error:
+        logger.debug("torchwise: Python checks the calls, as %s", error)
+    except Exception as error:  # whatever a library does when it is loaded, the checks in Python do the same
+        logger.warning("torchwise: Python checks the calls, as the compiled checks fail to load", exc_info=error)
+    return None
+
+
+class Watch(Protocol):
+    """A check in C++ that everything is as it was. It asks the check in Python, which it was made with, if not."""
+
+    def __call__(self) -> Any:
+        """Return the answer of the check in Python, or without asking it, the one that says that nothing changed."""
+
+    def reset(
+        self,
+        dicts: tuple[Any, ...],
+        objects: tuple[tuple[Any, type], ...],
+        hooks: tuple[tuple[Any, tuple[Any, ...]], ...],
+        tensors: tuple[Any, ...],
+        code: tuple[Any, ...] | None,
+        modes: tuple[Any, ...] | None,
+    ) -> None:
+        """Take the present state as the reference.
+
+        Args:
+            dicts: dicts that must not be written to.
+            objects: objects with their classes.
+            hooks: dicts of hooks, with the numbers of the hooks in their order.
+            tensors: tensors whose form and memory must stay.
+            code: functions, those with defaults, those with defaults by name, and the lists of codes and defaults.
+            modes: of `dispatch.list_modes`.
+        """
+
+
+def make_watch(closely: Callable[[], Any], *, is_boolean: bool) -> Watch | None:
+    """Return a watch that asks `closely` about every difference, or None without compiled checks.
+
+    Args:
+        closely: returns None if nothing changed, or True if `is_boolean`.
+        is_boolean: whether it returns a boolean.
+    """
+    checks = load_checks()
+    if checks is None:
+        return None
+    watch: Watch = checks.Watch(closely, is_boolean)
+    return watch
