@@ -5,6 +5,9 @@ A small chain of layers is called without waiting for the GPU, so that timings a
 * eager, and `torch.compile` (default, reduce-overhead) as a user writes it.
 * the same compiled code and a captured graph behind `torchwise.apply`, with checks of inputs, weights and state.
 * eager behind it, as after a decision to stay with eager.
+* both by the checks in C++, if `torchwise doctor` compiled them, and by those in Python.
+
+Each line has the median of 41 rounds and the middle half of them. Lines of what is added compare two of one round.
 
 With --pairs the call is like a step of decoding. Keys and values of that many layers come in nested tuples, by name,
 and others are returned.
@@ -15,20 +18,25 @@ Run it: python benchmarks/dispatch.py --device cuda --layers 8
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import quantiles
 
 import torch
 
 import torchwise
 from torchwise import environment
-from torchwise.compile import compile_plan, signature_of
+from torchwise.compile import compile_plan, make_recognizer, signature_of
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example, structure
 
+WAYS = {"": "1", ", checks in Python": "0"}
+"""Values of TORCHWISE_NATIVE."""
 Past = tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
 CALLS = 200
@@ -49,8 +57,33 @@ def main() -> None:
     past = tuple((torch.randn(4, 32, device=options.device), inputs[0].clone()) for _ in range(options.pairs))
     example = Example(inputs, {"past": past} if past else {})
     with torch.no_grad():
-        for name, median in race(contenders(options.layers, options.device, example), example).items():
-            print(f"{name:40} {median:8.2f} us")
+        samples = race(contenders(options.layers, options.device, example), example)
+    for name, found in samples.items():
+        print_line(name, found)
+    for name, found in samples.items():
+        kind, _, plan = name.partition(": ")
+        base = "eager" if plan.startswith("eager") else f"realized: {plan.partition(',')[0]}"
+        if kind == "applied":
+            print_line(f"added by {name}", [a - b for a, b in zip(found, samples[base], strict=True)])
+
+
+def print_line(name: str, found: list[float]) -> None:
+    """Print the median of some samples, and the middle half of them."""
+    low, middle, high = quantiles(found, n=4)
+    print(f"{name:52} {middle:8.2f} us [{low:.2f}, {high:.2f}]")
+
+
+@contextmanager
+def checked_by(native: str) -> Iterator[None]:
+    """Have what is made here be checked in C++ ("1") or in Python ("0")."""
+    before = os.environ.get("TORCHWISE_NATIVE")
+    os.environ["TORCHWISE_NATIVE"] = native
+    try:
+        yield
+    finally:
+        os.environ.pop("TORCHWISE_NATIVE")
+        if before is not None:
+            os.environ["TORCHWISE_NATIVE"] = before
 
 
 class Chain(torch.nn.Module):
@@ -73,19 +106,36 @@ def contenders(layers: int, device: str, example: Example) -> dict[str, Callable
     plans = {"inductor": Plan(backend="inductor")}
     racers: dict[str, Callable[..., object]] = {
         "eager": model(),
-        "applied: eager": apply_plan(model(), Plan(), example, device),
         "torch.compile default": torch.compile(model()),
     }
     if device == "cuda":
         plans |= {"capture": Plan(capture="call")}
         racers["torch.compile reduce-overhead"] = torch.compile(model(), mode="reduce-overhead")
+    racers["applied: eager"] = apply_plan(model(), Plan(), example, device)
     for name, plan in plans.items():
         realized = compile_plan(model(), plan, example, device=device, mode="inference")
         realized.call(*example.args, **example.kwargs)
         racers[f"realized: {name}"] = realized.bypass(example.args, example.kwargs)
-        racers[f"applied: {name}"] = apply_plan(model(), plan, example, device)
+        for way, native in WAYS.items():
+            with checked_by(native):
+                racers[f"applied: {name}{way}"] = applied = apply_plan(model(), plan, example, device)
+                warm_up(applied, example)  # which finds the fast path, and makes its checks
     racers["signature alone"] = lambda *args, **kwargs: signature_of(args, kwargs)
+    for way, native in WAYS.items():
+        with checked_by(native):
+            racers[f"recognition alone{way}"] = recognize_alone(example)
     return racers
+
+
+def recognize_alone(example: Example) -> Callable[..., object]:
+    """Return a callable that only recognizes its call."""
+    recognizer = make_recognizer(example.args, dict(example.kwargs))
+    return lambda *args, **kwargs: recognizer(args, kwargs)
+
+
+def warm_up(racer: Callable[..., object], example: Example) -> None:
+    for _ in range(20):
+        racer(*example.args, **example.kwargs)
 
 
 def apply_plan(model: torch.nn.Module, plan: Plan, example: Example, device: str) -> Callable[..., object]:
@@ -112,17 +162,17 @@ def make_decision(model: Callable[..., object], plan: Plan, example: Example, de
     )
 
 
-def race(racers: dict[str, Callable[..., object]], example: Example) -> dict[str, float]:
+def race(racers: dict[str, Callable[..., object]], example: Example) -> dict[str, list[float]]:
+    """Return samples of each racer, in microseconds, in rounds that begin with another one each time."""
     for racer in racers.values():
-        for _ in range(20):
-            racer(*example.args, **example.kwargs)
+        warm_up(racer, example)
     samples: dict[str, list[float]] = {name: [] for name in racers}
     names = list(racers)
     for number in range(ROUNDS):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
             samples[name].append(host_us(racers[name], example))
-    return {name: sorted(found)[len(found) // 2] for name, found in samples.items()}
+    return samples
 
 
 def host_us(racer: Callable[..., object], example: Example) -> float:
