@@ -39,6 +39,12 @@ class TestOpenVINO(BackendContract):
         return load_choices()["backend", "openvino"]
 
 
+class TestRowPrograms(BackendContract):
+    @pytest.fixture
+    def choice(self) -> Choice:
+        return load_choices()["backend", "row_programs"]
+
+
 @pytest.mark.slow
 class TestOnnxRuntime(BackendContract):
     @pytest.fixture

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeGuard
 
 import torch
+from torch.fx.node import map_arg
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchwise._torch import dynamo
@@ -66,8 +67,11 @@ class PureGraph:
             _check_input(inputs[place], placeholders[place].name)
         self.examples = [inputs[place].detach().contiguous() for place in self._used]  # as `bind` passes them
 
-    def export(self) -> torch.export.ExportedProgram:
+    def export(self, *, allows_random: bool = False) -> torch.export.ExportedProgram:
         """Export it, for all sizes in the dimensions that vary.
+
+        Args:
+            allows_random: whether it may draw random numbers, as for a compiler that leaves these to PyTorch.
 
         Raises:
             UnsupportedError: it has side effects, draws random numbers, or computes with complex numbers.
@@ -78,7 +82,7 @@ class PureGraph:
         ]
         with dynamo.leave_trace(), torch.no_grad():
             program = torch.export.export(self._module, tuple(self.examples), dynamic_shapes=tuple(shapes))
-        for problem in _find_problems(program):
+        for problem in _find_problems(program, allows_random=allows_random):
             raise UnsupportedError(problem)
         _drop_empty_parts(program)
         _check_no_views(self.outputs, self._graph)
@@ -93,14 +97,52 @@ class PureGraph:
         def call(*args: Any) -> list[Any]:
             answers = run([args[place].detach().contiguous() for place in used])
             laid_out = [
-                answer
-                if stride is None
-                else torch.empty_strided(answer.shape, stride, dtype=answer.dtype, device=answer.device).copy_(answer)
+                answer if stride is None else copy_to_strides(answer, stride)
                 for answer, stride in zip(answers, strides, strict=True)
             ]
             return [take(args, laid_out) for take in takers]
 
         return call
+
+    def inline(self, program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
+        """Return the whole graph with the operators of an exported program in it, and its own inputs and outputs."""
+        made, values = torch.fx.Graph(), dict[Node, Node]()
+        module = torch.fx.GraphModule(torch.nn.Module(), made)
+        own = {node: made.placeholder(node.name) for node in self._places}
+        for node, place in zip(own.values(), self._places, strict=True):
+            node.meta["val"] = _value_of(place)
+        inputs = iter(own[node] for node in [list(self._places)[place] for place in self._used])
+        kept, tokens = _list_kept(program), set(program.graph_signature.input_tokens)
+        for node in program.graph.nodes:
+            if node.op == "placeholder" and node.name in kept:
+                module.register_buffer(node.name, kept[node.name], persistent=False)
+                values[node] = made.get_attr(node.name)
+                values[node].meta["val"] = kept[node.name]
+            elif node.name in tokens:
+                continue
+            elif node.op == "placeholder":
+                values[node] = next(inputs)
+            elif str(node.target) == "with_effects":  # it only keeps the order, which is as written
+                made.call_function(node.args[1], tuple(map_arg(node.args[2:], values.__getitem__)))
+                tokens |= {user.name for user in node.users}
+            elif node.op != "output":
+                values[node] = made.node_copy(node, values.__getitem__)
+        answers = [one for one in program.graph.output_node().args[0] if one.name not in tokens]
+        computed = dict(zip(self._computed, answers, strict=True))
+        given: list[Any] = []
+        for one in self._given:
+            if isinstance(one, Node) and one.op == "get_attr":
+                given.append(made.get_attr(str(one.target)))
+                setattr(module, str(one.target), operator.attrgetter(str(one.target))(self._graph))
+            elif isinstance(one, Node) and one.op == "placeholder":
+                given.append(own[one])
+            elif isinstance(one, Node):
+                given.append(_lay_out(made, values[computed[one]], _value_of(one)))
+            else:
+                given.append(one)
+        made.output(tuple(given))
+        module.recompile()
+        return module
 
     def _make_taker(self, one: Any, order: dict[Node, int]) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
         """Return a function that takes an output from the inputs, from the computed outputs, or from the graph."""
@@ -114,6 +156,29 @@ class PureGraph:
             return lambda _args, _answers: weight
         place = order[one]
         return lambda _args, answers: answers[place]
+
+
+def _lay_out(made: torch.fx.Graph, node: Node, wanted: torch.Tensor) -> Node:
+    """Return an output with the strides that it has in eager."""
+    if node.meta["val"].stride() == wanted.stride():
+        return node
+    copied = made.call_function(copy_to_strides, (node, tuple(map(int, wanted.stride()))))
+    copied.meta["val"] = wanted
+    return copied
+
+
+def copy_to_strides(value: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """Return a copy with these strides."""
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
+
+
+def _list_kept(program: torch.export.ExportedProgram) -> dict[str, torch.Tensor]:
+    """Return the tensors that a program keeps, by the names of their nodes: the very weights, and constants."""
+    signature = program.graph_signature
+    named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    named |= signature.inputs_to_lifted_tensor_constants
+    everything: dict[str, Any] = {**program.constants, **program.state_dict}
+    return {name: everything[source] for name, source in named.items()}
 
 
 def _is_computed(one: Any) -> TypeGuard[Node]:
@@ -218,7 +283,7 @@ def _overlaps(value: torch.Tensor) -> bool:
     return False
 
 
-def _find_problems(program: torch.export.ExportedProgram) -> Iterator[str]:
+def _find_problems(program: torch.export.ExportedProgram, *, allows_random: bool = False) -> Iterator[str]:
     """Yield the reasons why another compiler would not do the same as PyTorch."""
     own = set(_list_memory(program.graph.nodes, ("placeholder",), "val"))
     for node in program.graph.nodes:
@@ -228,9 +293,8 @@ def _find_problems(program: torch.export.ExportedProgram) -> Iterator[str]:
         if not isinstance(node.target, OpOverload):
             continue
         given = list_arguments(node)
-        if torch.Tag.nondeterministic_seeded in node.target.tags and not any(
-            given.get(name) in (0, 0.0) for name in OFF
-        ):
+        is_random = torch.Tag.nondeterministic_seeded in node.target.tags and not allows_random
+        if is_random and not any(given.get(name) in (0, 0.0) for name in OFF):
             yield f"{node.target} draws random numbers, and the backend would draw others: use eval() for dropout"
         written = [arg.name for arg in node.target._schema.arguments if arg.alias_info and arg.alias_info.is_write]
         if any(_is_in(one, own) for name in written for one in _list(given.get(name))):

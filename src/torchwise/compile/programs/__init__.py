@@ -1,0 +1,172 @@
+"""Row programs: regions of a graph as C++ of our own, for programs whose operators are short.
+
+An operator of PyTorch takes some microseconds to begin, however little it does. Here all operators between two that
+must run by themselves are one function, which Python calls once. `regions` finds them, `operators` has the code of each
+operator, `lowering` puts loops together, `source` writes the text, and `build` compiles it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from torchwise._torch import dynamo
+from torchwise.compile.backends.graphs import NOTHING, Varying, compile_call
+from torchwise.compile.backends.pure_graph import PureGraph
+from torchwise.compile.programs.build import load_module
+from torchwise.compile.programs.noise import free_noise
+from torchwise.compile.programs.regions import Region, find_regions, tell_refusals
+from torchwise.compile.programs.source import write_source
+from torchwise.errors import UnsupportedError, first_line, format_error
+from torchwise.plan import Plan
+
+ABOUT = ("backend", "scope", "transforms", "precision", "shapes")
+LEAST_OPERATORS = 2
+"""Operators that a region must have, as one alone gains nothing."""
+LEAST_SHARE = 0.3
+"""Share of a graph's operators that its regions must have."""
+
+logger = logging.getLogger("torchwise")
+
+
+def compile(call: Callable[..., Any], plan: Plan, varying: Varying = NOTHING) -> Callable[..., Any]:
+    """Return `call`, the regions of whose graphs are compiled on the first call for each signature.
+
+    Raises:
+        UnsupportedError: the plan has settings of another compiler. Calls raise it if no graph has a region.
+    """
+    if plan.options or plan.mode != "default":
+        raise UnsupportedError(f"backend is {plan.backend!r}, but mode and options are Inductor's: leave them out")
+
+    def make_backend(_is_alone: bool) -> tuple[Any, list[Any]]:
+        programs = RowPrograms()
+        return programs, [programs]
+
+    return compile_call(call, plan, make_backend, varying)
+
+
+class RowPrograms:
+    """A backend of Dynamo: it compiles the regions of graphs, and leaves graphs without any in eager."""
+
+    def __init__(self) -> None:
+        self._taken, self._refusal = 0, "PyTorch captured no graph of it"
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile a graph, or return it as it was captured."""
+        try:
+            compiled = compile_graph(graph, inputs)
+        except torch.OutOfMemoryError:  # which no other graph would have
+            raise
+        except Exception as error:  # exporting a graph may raise any error, and the graph itself still runs
+            self._refusal = str(error) if isinstance(error, UnsupportedError) else first_line(format_error(error))
+            logger.info("torchwise: a graph has no row programs: %s", self._refusal)
+            return graph.forward
+        self._taken += 1
+        return compiled
+
+    @contextlib.contextmanager
+    def assert_applied(self) -> Iterator[None]:
+        """Refuse the plan on exit if no graph has a region."""
+        yield
+        if not self._taken:
+            raise UnsupportedError(f"no part of the model is a row program: {self._refusal}", ABOUT)
+
+
+def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Return a callable with the inputs and outputs of a graph of Dynamo.
+
+    Raises:
+        UnsupportedError: it has no region, or gradients are asked for.
+    """
+    if torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in inputs):
+        raise UnsupportedError("gradients are enabled, and regions have none: use torch.no_grad()")
+    pure = PureGraph(graph, inputs)
+    program = pure.export(allows_random=True)
+    with dynamo.leave_trace(), torch.no_grad():
+        program = program.run_decompositions(torch.export.default_decompositions())
+        module = pure.inline(program)
+        free_noise(module.graph)
+        regions, levels, refused = find_regions(module.graph)
+        _check_gain(regions, refused)
+        kept = [region for region in regions if region.number_of_operators >= LEAST_OPERATORS]
+        library = load_module(write_source([region.code for region in kept if region.code is not None]))
+        return _replace(graph, module, kept, levels, library)
+
+
+def _check_gain(regions: Sequence[Region], refused: dict[torch.fx.Node, str]) -> None:
+    of_regions = sum(region.number_of_operators for region in regions)
+    if max((region.number_of_operators for region in regions), default=0) < LEAST_OPERATORS:
+        raise UnsupportedError(f"no two of its operators can run together: {tell_refusals(refused)}")
+    if of_regions < LEAST_SHARE * (of_regions + len(refused)):
+        raise UnsupportedError(f"its regions have {of_regions} of its operators: {tell_refusals(refused)}")
+
+
+def _replace(
+    original: torch.fx.GraphModule,
+    module: torch.fx.GraphModule,
+    regions: Sequence[Region],
+    levels: dict[torch.fx.Node, int],
+    library: Any,
+) -> Callable[..., Any]:
+    """Return the graph with each region as one call. If it is a region as a whole, return that."""
+    graph = module.graph
+    placeholders = graph.find_nodes(op="placeholder")
+    given = graph.output_node().args[0]
+    disable: Any = torch.compiler.disable
+    if len(regions) == 1 and regions[0].inputs == placeholders and regions[0].outputs == list(given):  # type: ignore[arg-type]
+        return make_region(library, 0, regions[0], disable(original.forward))
+    ordered = _order(graph, levels)
+    calls = {region.nodes[0]: (number, region) for number, region in enumerate(regions)}
+    inside = {node for region in regions for node in region.nodes}
+    made, values = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
+    for node in ordered:
+        if node in calls:
+            number, region = calls[node]
+            callable_region = make_region(library, number, region, disable(_make_original(module, region)))
+            called = made.call_function(callable_region, tuple(values[one] for one in region.inputs))
+            for place, output in enumerate(region.outputs):
+                values[output] = made.call_function(_take, (called, place))
+        elif node not in inside:
+            values[node] = made.node_copy(node, values.__getitem__)
+    replaced = torch.fx.GraphModule(module, made)
+    return replaced.forward
+
+
+def _take(values: Sequence[Any], place: int) -> Any:
+    return values[place]
+
+
+def _order(graph: torch.fx.Graph, levels: dict[torch.fx.Node, int]) -> list[torch.fx.Node]:
+    """Return the nodes by their levels: what a region needs is before its first node."""
+    first = [node for node in graph.nodes if node.op in ("placeholder", "get_attr")]
+    last = [graph.output_node()]
+    rest = [node for node in graph.nodes if node not in {*first, *last}]
+    return [*first, *sorted(rest, key=levels.__getitem__), *last]
+
+
+def _make_original(module: torch.fx.GraphModule, region: Region) -> Callable[..., Any]:
+    """Return a region's operators as a function."""
+    graph, values = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
+    for number, node in enumerate(region.inputs):
+        values[node] = graph.placeholder(f"input_{number}")
+    for node in region.nodes:
+        values[node] = graph.node_copy(node, values.__getitem__)
+    graph.output(tuple(values[node] for node in region.outputs))
+    return torch.fx.GraphModule(module, graph).forward
+
+
+def make_region(library: Any, number: int, region: Region, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a region's code as a callable, which has `original` answer calls that it is not for."""
+    assert region.code is not None
+    prototypes = tuple(torch.empty_strided(one.shape, one.strides, dtype=one.dtype) for one in region.code.outputs)
+    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if exchange is None:
+        raise UnsupportedError(f"row programs need __dlpack_c_exchange_api__, which torch {torch.__version__} lacks")
+    made: Callable[..., Any] = library.make(
+        number, exchange, original, torch.empty_like, prototypes, torch.Tensor, torch.nn.Parameter
+    )
+    return made

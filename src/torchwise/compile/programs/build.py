@@ -1,0 +1,96 @@
+"""Compile the text of regions to an extension module, and keep it in the cache that Inductor's code is in."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torchwise._torch import inductor
+from torchwise.errors import UnsupportedError
+
+NAME = "torchwise_rows"
+NATIVE = Path(__file__).parent / "native"
+TIMEOUT_S = 300
+_VECTORS = {
+    "AVX512": ("-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mprefer-vector-width=512"),
+    "AVX2": ("-mavx2", "-mfma"),
+}
+"""Options for the instructions that PyTorch itself found this processor to have."""
+_OPTIONS = (
+    *("-shared", "-fPIC", "-std=c++17", "-O3", "-w", "-fopenmp-simd", "-fwrapv"),
+    # Sums stay in the order in which they are written, and NaN and infinity are as in PyTorch.
+    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
+)
+
+
+def load_module(source: str) -> Any:
+    """Return the extension module of a text, compiled unless the cache has it.
+
+    Raises:
+        UnsupportedError: there is no compiler, or it refuses the text.
+    """
+    compiler = _find_compiler()
+    options = [*_OPTIONS, *_VECTORS.get(torch.backends.cpu.get_cpu_capability(), ())]
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    key = hashlib.sha256("\0".join((source, _hash_headers(), *options, *compiler, torch.__version__)).encode())
+    folder = Path(inductor.CACHE_DIR.get("row programs")()) / NAME
+    target = folder / f"{key.hexdigest()[:40]}{suffix}"
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _compile(source, [compiler[0], *options], target)
+    return _import(target)
+
+
+def _compile(source: str, command: list[str], target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        text, made = Path(folder) / "regions.cpp", Path(folder) / "regions.so"
+        text.write_text(source)
+        includes = (NATIVE, Path(torch.__file__).parent / "include", sysconfig.get_path("include"))
+        command = [*command, *(f"-I{one}" for one in includes), str(text), "-o", str(made)]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S)
+        except subprocess.CalledProcessError as error:
+            line = next((one for one in error.stderr.splitlines() if "error" in one), error.stderr[:200])
+            raise UnsupportedError(f"the C++ compiler refuses the code of a region: {line}") from error
+        except subprocess.TimeoutExpired as error:
+            raise UnsupportedError(f"compiling a region takes over {TIMEOUT_S} s") from error
+        made.replace(target)
+
+
+def _import(path: Path) -> ModuleType:
+    loader = importlib.machinery.ExtensionFileLoader(NAME, str(path))
+    spec = importlib.util.spec_from_file_location(NAME, path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+@cache
+def _find_compiler() -> tuple[str, str]:
+    """Return the C++ compiler, and its version."""
+    found = shutil.which(os.environ.get("CXX") or "g++") or shutil.which("clang++")
+    if found is None:
+        raise UnsupportedError("row programs need a C++ compiler: install g++, or name one in CXX")
+    version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
+    return found, version.stdout.partition("\n")[0]
+
+
+@cache
+def _hash_headers() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(NATIVE.glob("*.h")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,177 @@
+// Functions of one number, written so that the compiler vectorizes the loops that call them.
+//
+// For float they are polynomials without branches, with errors of one or two units in the last place. NaN and infinity
+// come out as in the C library, which computes those for double.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+template <class To, class From>
+inline To bits(From from) {
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+
+inline float power_of_two(int n) { return bits<float>((n + 127) << 23); }
+
+inline float exp_series(float r) {  // (exp(r) - 1 - r) / r^2 (Cephes)
+  float p = 1.9875691500e-4f;
+  p = fused(p, r, 1.3981999507e-3f);
+  p = fused(p, r, 8.3334519073e-3f);
+  p = fused(p, r, 4.1665795894e-2f);
+  p = fused(p, r, 1.6666665459e-1f);
+  return fused(p, r, 5.0000001201e-1f);
+}
+
+inline float exp_of(float x) {
+  float c = x > 88.8f ? 88.8f : x;
+  c = c < -104.0f ? -104.0f : c;
+  float n = __builtin_rintf(c * 1.44269504088896341f);
+  float r = fused(n, -0.693359375f, c);
+  r = fused(n, 2.12194440e-4f, r);
+  float y = fused(exp_series(r), r * r, r) + 1.0f;
+  int whole = (int)n, half = whole >> 1;
+  return y * power_of_two(half) * power_of_two(whole - half);
+}
+
+inline float expm1_of(float x) {
+  float near = fused(exp_series(x), x * x, x);
+  return __builtin_fabsf(x) < 0.34f ? near : exp_of(x) - 1.0f;
+}
+
+inline float tanh_of(float x) {
+  float a = __builtin_fabsf(x), z = x * x;
+  float p = -5.70498872745e-3f;
+  p = fused(p, z, 2.06390887954e-2f);
+  p = fused(p, z, -5.37397155531e-2f);
+  p = fused(p, z, 1.33314422036e-1f);
+  p = fused(p, z, -3.33332819422e-1f);
+  float near = fused(p * z, x, x);
+  float far = 1.0f - 2.0f / (exp_of(2.0f * a) + 1.0f);
+  return a < 0.625f ? near : __builtin_copysignf(far, x);
+}
+
+inline float sigmoid_of(float x) { return 1.0f / (1.0f + exp_of(-x)); }
+
+inline float log_of(float x) {  // Cephes
+  bool tiny = x < 1.17549435e-38f;
+  float s = tiny ? x * 8388608.0f : x;
+  int i = bits<int>(s);
+  int e = ((i >> 23) & 255) - 126 - (tiny ? 23 : 0);
+  float m = bits<float>((i & 0x7fffff) | 0x3f000000);
+  bool low = m < 0.707106781186547524f;
+  float k = (float)(low ? e - 1 : e);
+  m = low ? m + m - 1.0f : m - 1.0f;
+  float z = m * m, p = 7.0376836292e-2f;
+  p = fused(p, m, -1.1514610310e-1f);
+  p = fused(p, m, 1.1676998740e-1f);
+  p = fused(p, m, -1.2420140846e-1f);
+  p = fused(p, m, 1.4249322787e-1f);
+  p = fused(p, m, -1.6668057665e-1f);
+  p = fused(p, m, 2.0000714765e-1f);
+  p = fused(p, m, -2.4999993993e-1f);
+  p = fused(p, m, 3.3333331174e-1f);
+  float y = fused(k, -2.12194440e-4f, p * m * z);
+  y = fused(z, -0.5f, y);
+  float r = fused(k, 0.693359375f, m + y);
+  r = x == __builtin_inff() ? x : r;
+  r = x == 0.0f ? -__builtin_inff() : r;
+  r = x < 0.0f ? __builtin_nanf("") : r;
+  return x != x ? x : r;
+}
+
+inline float log1p_of(float x) {
+  float u = 1.0f + x;
+  float r = log_of(u) + (x - (u - 1.0f)) / u;
+  r = x == __builtin_inff() ? x : r;
+  r = u == 0.0f ? -__builtin_inff() : r;
+  return u == 1.0f ? x : r;
+}
+
+inline float erf_of(float x) {  // polynomials by N. Juffa
+  float t = __builtin_fabsf(x), s = x * x;
+  float r = fused(-1.72853470e-5f, t, 3.83197126e-4f);
+  float u = fused(-3.88396438e-3f, t, 2.42546219e-2f);
+  r = fused(r, s, u);
+  r = fused(r, t, -1.06777877e-1f);
+  r = fused(r, t, -6.34846687e-1f);
+  r = fused(r, t, -1.28717512e-1f);
+  r = fused(r, t, -t);
+  float far = __builtin_copysignf(1.0f - exp_of(t > 4.0f ? -20.0f : r), x);
+  r = -5.96761703e-4f;
+  r = fused(r, s, 4.99119423e-3f);
+  r = fused(r, s, -2.67681349e-2f);
+  r = fused(r, s, 1.12819925e-1f);
+  r = fused(r, s, -3.76125336e-1f);
+  r = fused(r, s, 1.28379166e-1f);
+  r = fused(r, x, x);
+  return t > 0.927734375f ? far : (x != x ? x : r);
+}
+
+const float WIDEST_ANGLE = 1e8f;  // beyond it PyTorch's own functions answer
+
+inline void reduce_angle(float x, double& r, int& quadrant) {
+  double n = __builtin_rint((double)x * 0.63661977236758134308);
+  r = __builtin_fma(n, -1.57079632679489661923, (double)x);
+  r = __builtin_fma(n, -6.123233995736766e-17, r);
+  quadrant = (int)n;
+}
+
+inline float turn(double r, int quadrant) {
+  double z = r * r;
+  double sine = r + r * z * (-1.6666666664e-1 + z * (8.333333072e-3 + z * (-1.98408328e-4 + z * 2.75239710775e-6 )));
+  double cosine = 1.0 + z * (-0.5 + z * (4.16666666666e-2 + z * (-1.38888888e-3 + z * (2.480158e-5 + z * -2.7557e-7))));
+  double picked = (quadrant & 1) ? cosine : sine;
+  return (float)((quadrant & 2) ? -picked : picked);
+}
+
+inline float sin_of(float x) {
+  double r;
+  int quadrant;
+  reduce_angle(x, r, quadrant);
+  float y = turn(r, quadrant);
+  return x == 0.0f ? x : y;
+}
+
+inline float cos_of(float x) {
+  double r;
+  int quadrant;
+  reduce_angle(x, r, quadrant);
+  return turn(r, quadrant + 1);
+}
+
+inline bool is_wide(float x) { return __builtin_fabsf(x) > WIDEST_ANGLE; }  // infinity, too
+inline bool is_wide(double) { return false; }
+
+inline double exp_of(double x) { return std::exp(x); }
+inline double expm1_of(double x) { return std::expm1(x); }
+inline double tanh_of(double x) { return std::tanh(x); }
+inline double sigmoid_of(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+inline double log_of(double x) { return std::log(x); }
+inline double log1p_of(double x) { return std::log1p(x); }
+inline double erf_of(double x) { return std::erf(x); }
+inline double sin_of(double x) { return std::sin(x); }
+inline double cos_of(double x) { return std::cos(x); }
+
+template <class T>
+inline T largest(T a, T b) {  // NaN of either comes out
+  return a != a ? a : (b != b ? b : (a > b ? a : b));
+}
+
+template <class T>
+inline T smallest(T a, T b) {
+  return a != a ? a : (b != b ? b : (a < b ? a : b));
+}
+
+template <class T>
+inline T sign_of(T x) {
+  return (T)((x > 0) - (x < 0));
+}
+
+}  // namespace

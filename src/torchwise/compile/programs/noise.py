@@ -1,0 +1,29 @@
+"""Have random numbers drawn before the regions that read them.
+
+`randn_like(x)` needs only the size of `x`. As an operator that waits for `x`, it would cut a region at each draw.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_BY_SIZE = {
+    torch.ops.aten.rand_like.default: torch.ops.aten.rand.default,
+    torch.ops.aten.randn_like.default: torch.ops.aten.randn.default,
+}
+
+
+def free_noise(graph: torch.fx.Graph) -> None:
+    """Replace draws that are shaped like a tensor by draws of its size. Their order, and so their numbers, stay."""
+    for node in list(graph.nodes):
+        drawn = _BY_SIZE.get(node.target)
+        if drawn is None:
+            continue
+        value = node.meta["val"]
+        is_plain = value.device.type == "cpu" and all(isinstance(size, int) for size in value.shape)
+        if is_plain and value.is_contiguous() and node.all_input_nodes[0].meta["val"].is_contiguous():
+            with graph.inserting_before(node):
+                made = graph.call_function(drawn, (list(value.shape),), {"dtype": value.dtype, "device": value.device})
+            made.meta["val"] = value
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)

@@ -1,0 +1,185 @@
+"""Find the regions of a graph of operators, and put their code in the place of their operators.
+
+A region is as large as it can be: all operators that regions take and between which no other operator must run.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torchwise.compile.programs.lowering import Lowering, name_of
+from torchwise.compile.programs.operators import VIEWS, is_known, lower
+from torchwise.compile.programs.source import RegionCode
+from torchwise.compile.programs.values import C_TYPES, Value, row_major
+from torchwise.errors import UnsupportedError
+
+Node = torch.fx.Node
+MAX_TENSORS = 256
+"""Most inputs and outputs of a region (`MOST` in `native/region.h`)."""
+MAX_NODES = 5000
+"""Most operators of a graph. The compiler of a longer one would take minutes."""
+MAX_ELEMENTS = 1 << 21
+"""Most numbers of a tensor of a region. Larger ones are limited by memory, and PyTorch has threads for them."""
+CHECK = "_linalg_check_errors"
+"""An operator without an output, which a region takes with the one whose errors it tells."""
+FREE = {"getitem", CHECK, *VIEWS}
+"""Operators that compute nothing."""
+
+
+@dataclass
+class Region:
+    """A region of a graph.
+
+    Attributes:
+        nodes: its operators, in order.
+        inputs: tensors that it reads.
+        outputs: tensors that others read.
+        code: its kernels.
+    """
+
+    nodes: list[Node]
+    inputs: list[Node] = field(default_factory=list)
+    outputs: list[Node] = field(default_factory=list)
+    code: RegionCode | None = None
+
+    @property
+    def number_of_operators(self) -> int:
+        """The number of operators that compute."""
+        return sum(name_of(node) not in FREE for node in self.nodes)
+
+
+def find_regions(graph: torch.fx.Graph) -> tuple[list[Region], dict[Node, int], dict[Node, str]]:
+    """Return the regions, the level of each node, and why nodes are in no region."""
+    if len(graph.nodes) > MAX_NODES:
+        raise UnsupportedError(f"it has {len(graph.nodes)} operators, and regions have at most {MAX_NODES}")
+    refused: dict[Node, str] = {}
+    for node in graph.nodes:
+        if node.op == "call_function" and (reason := _find_refusal(node)) is not None:
+            refused[node] = reason
+    while True:
+        levels = _find_levels(graph, refused)
+        by_level: dict[int, list[Node]] = defaultdict(list)
+        for node in graph.nodes:
+            if node.op == "call_function" and node not in refused:
+                by_level[levels[node]].append(node)
+        regions = [Region(by_level[level]) for level in sorted(by_level)]
+        failed = [found for region in regions for found in _lower_region(region)]
+        if not failed:
+            return regions, levels, refused
+        refused.update(failed)
+
+
+def _find_refusal(node: Node) -> str | None:
+    """Return why a node can be in no region, by what is known before its kernels are made."""
+    if not is_known(node):
+        return f"{node.target} is not known"
+    value = node.meta.get("val")
+    if name_of(node) == CHECK:
+        return None
+    for one in value if isinstance(value, (tuple, list)) else [value]:
+        if one is None and isinstance(value, (tuple, list)):
+            continue
+        if not isinstance(one, torch.Tensor):
+            return f"{node.target} returns no tensor"
+        if any(not isinstance(size, int) for size in one.shape):
+            return "sizes vary"
+        if one.device.type != "cpu" or one.layout is not torch.strided:
+            return f"a tensor is on {one.device}, or sparse"
+        if one.numel() > MAX_ELEMENTS:
+            return f"a tensor has over {MAX_ELEMENTS} numbers"
+        if one.numel() == 0 and "embedding_bag" not in str(node.target):
+            return "a tensor has no numbers"
+    return None
+
+
+def _find_levels(graph: torch.fx.Graph, refused: dict[Node, str]) -> dict[Node, int]:
+    """Return a level for each node, which no input of it exceeds. Regions have even ones, and all others odd ones.
+
+    Operators that draw random numbers keep their order.
+    """
+    levels: dict[Node, int] = {}
+    last_impure = -1
+    for node in graph.nodes:
+        least = max((levels[one] for one in node.all_input_nodes), default=-1)
+        if node.op in ("placeholder", "get_attr"):
+            levels[node] = -1
+        elif name_of(node) == "getitem" and node.args[0] in refused:
+            refused[node] = "it is of an operator in no region"
+            levels[node] = least
+        elif node.op == "call_function" and node not in refused:
+            levels[node] = max(least + least % 2, 0)
+        else:
+            if _is_impure(node):
+                least = max(least, last_impure)
+            levels[node] = least if least % 2 else least + 1
+            if _is_impure(node):
+                last_impure = levels[node]
+    return levels
+
+
+def _is_impure(node: Node) -> bool:
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags or node.is_impure()
+
+
+def _lower_region(region: Region) -> list[tuple[Node, str]]:
+    """Make the kernels of a region. Return the node that has none, and why, or nothing."""
+    own = set(region.nodes)
+    read = [one for node in region.nodes for one in node.all_input_nodes]
+    region.inputs = [one for one in dict.fromkeys(read) if one not in own]
+    region.outputs = [node for node in region.nodes if any(user not in own for user in node.users)]
+    made, values = Lowering(), dict[Node, Value]()
+    inputs = []
+    for node in region.inputs:
+        value: Any = node.meta.get("val")
+        users = [user for user in region.nodes if node in user.all_input_nodes]
+        if not _is_input(value):
+            return [(user, "an input of it is no plain tensor") for user in users]
+        values[node] = made.add_input(value)
+        inputs.append(made.buffers[-1])
+    for node in region.nodes:
+        try:
+            values[node] = lower(made, node, values)
+        except (UnsupportedError, KeyError, AttributeError, TypeError) as error:  # an argument of another kind
+            return [(node, str(error))]
+    outputs = []
+    for node in region.outputs:
+        if values[node].parts or not isinstance(node.meta["val"], torch.Tensor):
+            return [(node, "it has several outputs, which another operator reads")]
+        outputs.append(made.add_output(values[node], _strides_of(node)))
+    if len(inputs) + len(outputs) > MAX_TENSORS:
+        return [(region.nodes[-1], f"the region has over {MAX_TENSORS} inputs and outputs")]
+    region.code = RegionCode(inputs, outputs, made)
+    return []
+
+
+def _is_input(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dtype in C_TYPES
+        and value.device.type == "cpu"
+        and value.layout is torch.strided
+        and all(isinstance(size, int) for size in value.shape)
+        and value.numel() > 0
+    )
+
+
+def _strides_of(node: Node) -> tuple[int, ...]:
+    """Return the strides of an output: those of PyTorch if it is dense, else those without gaps."""
+    value = node.meta["val"]
+    dense = torch.empty_like(value, device="meta").stride()
+    return tuple(map(int, value.stride())) if dense == value.stride() else row_major(tuple(map(int, value.shape)))
+
+
+def tell_refusals(refused: dict[Node, str]) -> str:
+    """Return the most common reasons why operators are in no region."""
+    counts: dict[str, int] = defaultdict(int)
+    for reason in refused.values():
+        counts[reason] += 1
+    common: Sequence[str] = sorted(counts, key=lambda reason: -counts[reason])[:3]
+    return ", ".join(common)

@@ -1,0 +1,32 @@
+"""Row programs: all operators between two that must run by themselves, as one function of C++."""
+
+from torchwise.plan.choice import Choice, register
+from torchwise.plan.numerics import Numerics
+from torchwise.plan.rules import find_export_problems
+from torchwise.plan.trait import Trait
+
+register(
+    Choice(
+        "backend",
+        "row_programs",
+        Numerics.SAME_PRECISION,
+        complexity=4,
+        summary="regions of short operators (products, norms, softmax, lookups, work on single numbers) are one C++ "
+        "function each, which reads the weights where they are",
+        devices=("cpu",),
+        modes=("inference",),
+        # A call of milliseconds is spent in products that libraries do as well, and with threads.
+        required_traits=(Trait.SHORT_CALLS,),
+        excluded_by=(
+            (Trait.WRITES_INPUTS, "the model writes to its inputs, and row programs only compute values"),
+            (Trait.COMPLEX, "the model computes with complex numbers, which row programs do not have"),
+        ),
+        effort="quick",
+        # A policy of three layers takes 3 s, most of it PyTorch's export, where Inductor takes 10 s.
+        compile_factor=0.3,
+        realized_by="torchwise.compile.programs:compile",
+        find_problems=find_export_problems,
+        not_ahead="row programs are compiled, or found in the cache, in the process that serves",
+        ahead_instead=(("backend", "inductor"),),
+    ),
+)
