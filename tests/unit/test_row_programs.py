@@ -87,10 +87,13 @@ def test_functions_of_numbers_are_those_of_pytorch(dtype: torch.dtype) -> None:
 
 
 def test_angles_beyond_the_polynomials_are_left_to_pytorch() -> None:
-    for largest in (5.0, 3e6, 1e12, math.inf):
-        x = torch.tensor([0.0, -0.0, 1.0, -2.5, 3e5, largest])
-        found = compile_call(lambda x: (x.sin() + 0, x.cos() * 1), x)(x)
-        torch.testing.assert_close(found, (x.sin(), x.cos()), equal_nan=True, rtol=1e-6, atol=1e-7)
+    def call(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.sin() + 0, x.cos() * 1
+
+    given = [torch.tensor([0.0, -0.0, 1.0, -2.5, 3e5, largest]) for largest in (5.0, 3e6, 1e12, math.inf)]
+    compiled = compile_call(call, given[0])
+    for x in given:
+        torch.testing.assert_close(compiled(x), call(x), equal_nan=True, rtol=1e-6, atol=1e-7)
 
 
 def mix(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, s: torch.Tensor) -> list[torch.Tensor]:
@@ -108,11 +111,11 @@ def mix(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, s: torch.Tensor) -> l
     ]
 
 
-@pytest.mark.parametrize(("rows", "inner", "outputs"), [(1, 5, 3), (7, 33, 21), (37, 70, 40)])
+@pytest.mark.parametrize(("rows", "inner", "outputs"), [(1, 33, 21), (37, 70, 40)])
 def test_layouts_products_and_reductions(rows: int, inner: int, outputs: int) -> None:
     torch.manual_seed(0)
     wide = torch.randn(inner, rows)
-    x, w = wide.t() if rows == 7 else wide.t().contiguous(), torch.randn(outputs, inner)
+    x, w = wide.t() if rows == 37 else wide.t().contiguous(), torch.randn(outputs, inner)
     given = x, w, torch.randn(outputs), torch.tensor(2.5)
     exact = mix(*(one.double() for one in given))
     for found, wanted, right in zip(compile_call(mix, *given)(*given), mix(*given), exact, strict=True):

@@ -31,6 +31,8 @@ TAG_MODULES = PrivateName("torch._dynamo.mutation_guard", "install_generation_ta
 COMPILE_FRAME = PrivateName("torch._dynamo.convert_frame", "_compile")
 """Traces one frame, and has its graphs compiled."""
 CONVERT_FRAME = PrivateName("torch._dynamo.convert_frame", "ConvertFrame.__call__")
+WRAPPED = "_torchdynamo_orig_callable"
+"""The attribute of a wrapper of Dynamo with the function in it."""
 INNER_BACKEND = "_torchdynamo_orig_backend"
 """The attribute of a callback or a backend for the one that it wraps."""
 

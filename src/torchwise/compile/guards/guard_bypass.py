@@ -156,6 +156,7 @@ class GuardBypass:
         if self.reason or code is None or facts is None:
             return None
         function = self._function
+        _call_natively(code, function.__globals__)
         inner = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
         inner.__kwdefaults__ = function.__kwdefaults__
         if not isinstance(self._owner, torch.nn.Module):
@@ -188,6 +189,14 @@ class GuardBypass:
         """List Dynamo's compilations of this code by this backend, in the order in which it tries them."""
         entries = [] if self._source is None else dynamo.list_cache_entries(self._source)
         return [entry for entry in entries if getattr(entry, "backend", self.backend) == self.backend]
+
+
+def _call_natively(code: types.CodeType, scope: dict[str, Any]) -> None:
+    """Have compiled code call what is native without the wrapper by which Dynamo keeps itself from tracing Python."""
+    for name in code.co_names:
+        native = getattr(scope.get(name), dynamo.WRAPPED, None)
+        if getattr(native, "is_native", False):
+            scope[name] = native
 
 
 _KNOWN: weakref.WeakKeyDictionary[types.CodeType, CodeFacts] = weakref.WeakKeyDictionary()

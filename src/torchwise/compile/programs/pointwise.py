@@ -56,7 +56,7 @@ NUMBERS: dict[str, Write] = {
     "add": _infix("+"),
     "sub": _infix("-"),
     "mul": _infix("*"),
-    "abs": lambda x, _: f"({x[0]} < 0 ? -{x[0]} : {x[0]})",
+    "abs": _call("absolute"),
     "maximum": _call("largest"),
     "minimum": _call("smallest"),
     "relu": lambda x, kind: f"({x[0]} < 0 ? ({kind})0 : {x[0]})",

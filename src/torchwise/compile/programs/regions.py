@@ -58,6 +58,7 @@ def find_regions(graph: torch.fx.Graph) -> tuple[list[Region], dict[Node, int], 
     if len(graph.nodes) > MAX_NODES:
         raise UnsupportedError(f"it has {len(graph.nodes)} operators, and regions have at most {MAX_NODES}")
     refused: dict[Node, str] = {}
+    order = {node: place for place, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         if node.op == "call_function" and (reason := _find_refusal(node)) is not None:
             refused[node] = reason
@@ -68,7 +69,7 @@ def find_regions(graph: torch.fx.Graph) -> tuple[list[Region], dict[Node, int], 
             if node.op == "call_function" and node not in refused:
                 by_level[levels[node]].append(node)
         regions = [Region(by_level[level]) for level in sorted(by_level)]
-        failed = [found for region in regions for found in _lower_region(region)]
+        failed = [found for region in regions for found in _lower_region(region, order)]
         if not failed:
             return regions, levels, refused
         refused.update(failed)
@@ -127,11 +128,11 @@ def _is_impure(node: Node) -> bool:
     return torch.Tag.nondeterministic_seeded in tags or node.is_impure()
 
 
-def _lower_region(region: Region) -> list[tuple[Node, str]]:
+def _lower_region(region: Region, order: dict[Node, int]) -> list[tuple[Node, str]]:
     """Make the kernels of a region. Return the node that has none, and why, or nothing."""
     own = set(region.nodes)
     read = [one for node in region.nodes for one in node.all_input_nodes]
-    region.inputs = [one for one in dict.fromkeys(read) if one not in own]
+    region.inputs = sorted({one for one in read if one not in own}, key=order.__getitem__)
     region.outputs = [node for node in region.nodes if any(user not in own for user in node.users)]
     made, values = Lowering(), dict[Node, Value]()
     inputs = []
@@ -145,7 +146,7 @@ def _lower_region(region: Region) -> list[tuple[Node, str]]:
     for node in region.nodes:
         try:
             values[node] = lower(made, node, values)
-        except (UnsupportedError, KeyError, AttributeError, TypeError) as error:  # an argument of another kind
+        except (UnsupportedError, LookupError, AttributeError, TypeError, ValueError) as error:  # an argument of another kind
             return [(node, str(error))]
     outputs = []
     for node in region.outputs:

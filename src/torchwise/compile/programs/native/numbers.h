@@ -169,6 +169,13 @@ inline T smallest(T a, T b) {
   return a != a ? a : (b != b ? b : (a < b ? a : b));
 }
 
+inline float absolute(float x) { return __builtin_fabsf(x); }
+inline double absolute(double x) { return __builtin_fabs(x); }
+template <class T>
+inline T absolute(T x) {
+  return x < 0 ? -x : x;
+}
+
 template <class T>
 inline T sign_of(T x) {
   return (T)((x > 0) - (x < 0));

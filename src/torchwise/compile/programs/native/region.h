@@ -109,7 +109,9 @@ static void free_region(PyObject* object) {
 
 static PyObject* name_region(PyObject*, void*) { return PyUnicode_FromString("region"); }  // by which FX calls it
 static PyObject* name_module(PyObject*, void*) { return PyUnicode_FromString("torchwise_rows"); }
-static PyGetSetDef ATTRIBUTES[] = {{"__name__", name_region, nullptr, nullptr, nullptr},
+static PyObject* is_native(PyObject*, void*) { Py_RETURN_TRUE; }  // Dynamo has nothing to trace in it
+static PyGetSetDef ATTRIBUTES[] = {{"is_native", is_native, nullptr, nullptr, nullptr},
+                                   {"__name__", name_region, nullptr, nullptr, nullptr},
                                    {"__module__", name_module, nullptr, nullptr, nullptr},
                                    {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
