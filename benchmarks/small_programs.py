@@ -113,7 +113,9 @@ def over_best(row: dict[str, Any]) -> tuple[Interval, str] | None:
 
 def write_row(target: str, row: dict[str, Any]) -> str:
     """Return the line of a program in the table."""
-    cells = [show.speedup(interval(*found["speedup"])) if "speedup" in found else "-" for found in row["plans"].values()]
+    cells = [
+        show.speedup(interval(*found["speedup"])) if "speedup" in found else "-" for found in row["plans"].values()
+    ]
     ratio = over_best(row)
     last = f"{show.speedup(ratio[0])} ({ratio[1]})" if ratio else row["plans"]["row programs"]["why"]
     eager = f"{row['eager_s'] * 1e6:.0f}" if row["eager_s"] else "-"

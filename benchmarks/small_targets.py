@@ -7,13 +7,14 @@ the last figure is taken on them.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 from torchwise.workload import Example, Workload
 from torchwise.zoo.random_inputs import Request
@@ -26,7 +27,7 @@ Make = Callable[[int], tuple[Callable[..., Any], tuple[Any, ...]]]
 
 def perceptron(*widths: int, activation: type[nn.Module] = nn.Tanh) -> nn.Sequential:
     """Return linear layers with an activation between them."""
-    pairs = list(zip(widths, widths[1:], strict=False))
+    pairs = list(itertools.pairwise(widths))
     layers = [layer for pair in pairs for layer in (nn.Linear(*pair), activation())]
     return nn.Sequential(*layers[:-1])
 
@@ -60,15 +61,19 @@ class Burgers(nn.Module):
         a_t, a_x, a_xx = slope * by_t, slope * by_x, -2 * a * slope * by_x * by_x
         b = torch.tanh(self.second(a))
         slope = 1 - b * b
-        z_t, z_x, z_xx = (F.linear(one, self.second.weight) for one in (a_t, a_x, a_xx))
+        z_t, z_x, z_xx = (functional.linear(one, self.second.weight) for one in (a_t, a_x, a_xx))
         b_t, b_x, b_xx = slope * z_t, slope * z_x, slope * z_xx - 2 * b * slope * z_x * z_x
         u = self.last(b)
-        u_t, u_x, u_xx = (F.linear(one, self.last.weight) for one in (b_t, b_x, b_xx))
+        u_t, u_x, u_xx = (functional.linear(one, self.last.weight) for one in (b_t, b_x, b_xx))
         return u, u_t + u * u_x - 0.01 / math.pi * u_xx
 
 
 class Kalman(nn.Module):
     """One step of a Kalman filter: a body with a place and a speed in the plane, whose place is seen."""
+
+    move: torch.Tensor
+    see: torch.Tensor
+    identity: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,8 +121,9 @@ class Attention(nn.Module):
         """Return the tokens after the layer."""
         batch, tokens, width = x.shape
         q, k, v = self.inner(x).view(batch, tokens, 3, 4, width // 4).permute(2, 0, 3, 1, 4).unbind(0)
-        answer = F.scaled_dot_product_attention(q, k, v)
-        return self.outer(answer.transpose(1, 2).reshape(batch, tokens, width))
+        answer = functional.scaled_dot_product_attention(q, k, v)
+        mixed: torch.Tensor = self.outer(answer.transpose(1, 2).reshape(batch, tokens, width))
+        return mixed
 
 
 class Recommender(nn.Module):
@@ -200,7 +206,8 @@ class Siren(nn.Module):
         """Return a color for each place."""
         for layer in self.layers:
             place = torch.sin(30 * layer(place))
-        return self.last(place)
+        color: torch.Tensor = self.last(place)
+        return color
 
 
 class FactorMachine(nn.Module):
@@ -248,7 +255,7 @@ class Mixture(nn.Module):
         """Return the logarithm of the density."""
         weight, mean, spread = self.net(x).chunk(3, 1)
         away = (y - mean) * torch.exp(-spread)
-        return torch.logsumexp(F.log_softmax(weight, 1) - 0.5 * away.square() - spread, 1)
+        return torch.logsumexp(functional.log_softmax(weight, 1) - 0.5 * away.square() - spread, 1)
 
 
 HELD_OUT: dict[str, Make] = {

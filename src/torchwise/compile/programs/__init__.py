@@ -25,6 +25,8 @@ from torchwise.errors import UnsupportedError, first_line, format_error
 from torchwise.plan import Plan
 
 ABOUT = ("backend", "scope", "transforms", "precision", "shapes")
+RANDOM = "fallback_random"
+"""Inductor's option to draw PyTorch's own random numbers, as is always done here."""
 LEAST_OPERATORS = 2
 """Operators that a region must have, as one alone gains nothing."""
 LEAST_SHARE = 0.3
@@ -39,7 +41,8 @@ def compile(call: Callable[..., Any], plan: Plan, varying: Varying = NOTHING) ->
     Raises:
         UnsupportedError: the plan has settings of another compiler. Calls raise it if no graph has a region.
     """
-    if plan.options or plan.mode != "default":
+    options = [name for name, _ in plan.options if name != RANDOM]
+    if options or plan.mode != "default":
         raise UnsupportedError(f"backend is {plan.backend!r}, but mode and options are Inductor's: leave them out")
 
     def make_backend(_is_alone: bool) -> tuple[Any, list[Any]]:

@@ -146,7 +146,13 @@ def _lower_region(region: Region, order: dict[Node, int]) -> list[tuple[Node, st
     for node in region.nodes:
         try:
             values[node] = lower(made, node, values)
-        except (UnsupportedError, LookupError, AttributeError, TypeError, ValueError) as error:  # an argument of another kind
+        except (
+            UnsupportedError,
+            LookupError,
+            AttributeError,
+            TypeError,
+            ValueError,
+        ) as error:  # an argument of another kind
             return [(node, str(error))]
     outputs = []
     for node in region.outputs:
