@@ -26,9 +26,9 @@ from torchwise.errors import UnsupportedError
 
 VIEWS = (
     *("view", "_unsafe_view", "reshape", "permute", "transpose", "t", "expand", "unsqueeze", "squeeze", "slice"),
-    *("select", "alias", "detach", "as_strided", "diagonal"),
+    *("select", "alias", "detach", "diagonal"),
 )
-"""Operators whose output is a part of the same memory."""
+"""Operators whose output is a part of the same memory. `as_strided` is none: it counts from the storage's beginning."""
 SAME = ("clone", "lift_fresh_copy", "contiguous")
 """Operators whose output has the same numbers."""
 ROWS_OUT = {"sum": "sum_rows", "mean": "mean_rows", "amax": "amax_rows", "amin": "amin_rows"}

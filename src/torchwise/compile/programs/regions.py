@@ -27,6 +27,8 @@ MAX_ELEMENTS = 1 << 21
 """Most numbers of a tensor of a region. Larger ones are limited by memory, and PyTorch has threads for them."""
 CHECK = "_linalg_check_errors"
 """An operator without an output, which a region takes with the one whose errors it tells."""
+MAX_PASSES = 40
+"""Times that regions are made anew without the operators whose kernels could not be made."""
 FREE = {"getitem", CHECK, *VIEWS}
 """Operators that compute nothing."""
 
@@ -62,7 +64,7 @@ def find_regions(graph: torch.fx.Graph) -> tuple[list[Region], dict[Node, int], 
     for node in graph.nodes:
         if node.op == "call_function" and (reason := _find_refusal(node)) is not None:
             refused[node] = reason
-    while True:
+    for _ in range(MAX_PASSES):
         levels = _find_levels(graph, refused)
         by_level: dict[int, list[Node]] = defaultdict(list)
         for node in graph.nodes:
@@ -73,6 +75,7 @@ def find_regions(graph: torch.fx.Graph) -> tuple[list[Region], dict[Node, int], 
         if not failed:
             return regions, levels, refused
         refused.update(failed)
+    raise UnsupportedError(f"too many of its operators have arguments of other kinds: {tell_refusals(refused)}")
 
 
 def _find_refusal(node: Node) -> str | None:
