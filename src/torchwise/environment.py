@@ -19,6 +19,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 from torchwise.errors import InputError
 from torchwise.former_names import added_fields
@@ -215,7 +216,7 @@ def detect_gpu() -> dict[str, str] | None:
     return dict(zip(("name", "memory_mib", "capability", "driver"), rows[0], strict=True))
 
 
-def default_device() -> str:
+def default_device() -> Literal["cpu", "cuda"]:
     """Return "cuda" if a GPU is visible and torch is built to use it, else "cpu"."""
     return "cuda" if torch_cuda_version() is not None and detect_gpu() is not None else "cpu"
 

@@ -23,7 +23,7 @@ from torchwise.workload import pytree
 
 FILE = Path(__file__).with_name("rewritten_models.py")
 MODELS = {
-    **dict.fromkeys(("openvino", "onnxruntime", "aot-inductor", "inductor"), "linear"),
+    **dict.fromkeys(("openvino", "onnxruntime", "aot-inductor", "inductor", "row_programs"), "linear"),
     **dict.fromkeys(("int8_dynamic", "int8_weights", "int4_weights"), "linear"),
     **dict.fromkeys(("compiled_lstm", "isolate_rnn"), "lstm"),
     **dict.fromkeys(("patch_matmul", "group_norm"), "convolution"),
