@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 
 from torchwise.compile.programs import pointwise
 from torchwise.compile.programs.kernels import Loop
+from torchwise.compile.programs.lookups import LOOKUPS
 from torchwise.compile.programs.lowering import (
     Lower,
     Lowering,
@@ -17,10 +17,10 @@ from torchwise.compile.programs.lowering import (
     Scalar,
     dtype_of,
     name_of,
-    rows_of,
     shape_of,
 )
 from torchwise.compile.programs.products import PRODUCTS
+from torchwise.compile.programs.reductions import REDUCTIONS
 from torchwise.compile.programs.values import C_TYPES, Value, View
 from torchwise.errors import UnsupportedError
 
@@ -31,7 +31,6 @@ VIEWS = (
 """Operators whose output is a part of the same memory. `as_strided` is none: it counts from the storage's beginning."""
 SAME = ("clone", "lift_fresh_copy", "contiguous")
 """Operators whose output has the same numbers."""
-ROWS_OUT = {"sum": "sum_rows", "mean": "mean_rows", "amax": "amax_rows", "amin": "amin_rows"}
 
 
 def lower(made: Lowering, node: torch.fx.Node, values: dict[torch.fx.Node, Value]) -> Value:
@@ -46,7 +45,7 @@ def lower(made: Lowering, node: torch.fx.Node, values: dict[torch.fx.Node, Value
     if name == "copy_to_strides":  # an output, which is written to memory with these strides
         return values[node.all_input_nodes[0]]
     given = Operands(node, values)
-    found = _LOWERINGS.get(name) or PRODUCTS.get(name)
+    found = _LOWERINGS.get(name)
     if found is not None:
         return found(made, given)
     if name in VIEWS:
@@ -57,13 +56,7 @@ def lower(made: Lowering, node: torch.fx.Node, values: dict[torch.fx.Node, Value
 def is_known(node: torch.fx.Node) -> bool:
     """Whether there may be kernels for a node."""
     name = name_of(node)
-    return (
-        name in ("getitem", "copy_to_strides")
-        or name in _LOWERINGS
-        or name in PRODUCTS
-        or name in VIEWS
-        or name in _POINTWISE
-    )
+    return name in ("getitem", "copy_to_strides") or name in _LOWERINGS or name in VIEWS or name in _POINTWISE
 
 
 _POINTWISE = {
@@ -329,171 +322,6 @@ def _arange(made: Lowering, given: Operands) -> Value:
 # Reductions
 
 
-def _arranged(made: Lowering, value: Value, dims: Sequence[int] | None) -> tuple[View, int, int, int]:
-    """Return a value with dimensions as rows: the view, and the count, width and pitch of them."""
-    rank = len(value.shape)
-    inner = sorted({dim % rank for dim in dims}) if dims else list(range(rank))
-    outer = [dim for dim in range(rank) if dim not in inner]
-    view = made.place(value)
-    order = [*outer, *inner]
-    turned = View(
-        view.buffer, tuple(view.shape[dim] for dim in order), tuple(view.strides[dim] for dim in order), view.offset
-    )
-    width = math.prod(turned.shape[len(outer) :])
-    if len(inner) == 1 and (rows := rows_of(turned)) is not None:
-        return turned, *rows
-    whole = made.place_contiguous(Value(turned.shape, value.dtype, turned))
-    return whole, math.prod(turned.shape[: len(outer)]), width, width
-
-
-def _reduce(made: Lowering, given: Operands) -> Value:
-    node, value, name = given.node, given.value("self"), name_of(given.node)
-    dtype = dtype_of(node)
-    if value.dtype is not dtype:
-        value = _as_type(made, value, dtype)
-    if not dtype.is_floating_point and name not in ("sum",):
-        raise UnsupportedError(f"{node.target} of integers")
-    dims = given.number("dim", None)
-    dims = [dims] if isinstance(dims, int) else dims
-    view, count, width, pitch = _arranged(made, value, dims)
-    out = made.allocate(shape_of(node), dtype)
-    kind = C_TYPES[dtype]
-    arguments: list[View | str] = [view, str(count), str(width), str(pitch)]
-    function = f"{ROWS_OUT[name]}<{kind}>" if name in ROWS_OUT else f"var_rows<{kind}>"
-    if name == "var":
-        correction = given.number("correction", 1)
-        arguments.append(f"(double){float(correction)!r}")
-    return made.call(function, arguments, out, count * width)
-
-
-def _as_type(made: Lowering, value: Value, dtype: torch.dtype) -> Value:
-    if dtype not in C_TYPES or (value.dtype.is_floating_point and not dtype.is_floating_point):
-        raise UnsupportedError(f"{value.dtype} becomes {dtype}")
-    number, (name,) = made._join(value.shape, [value])
-    loop = made.kernels[number]
-    assert isinstance(loop, Loop)
-    cast = pointwise.write_cast(name, value.dtype, dtype, C_TYPES[dtype])
-    return Value(value.shape, dtype, None, number, loop.let(dtype, cast))
-
-
-def _argmax(made: Lowering, given: Operands) -> Value:
-    value, dim = given.value("self"), given.number("dim", None)
-    view, count, width, pitch = _arranged(made, value, None if dim is None else [dim])
-    out = made.allocate(shape_of(given.node), torch.int64)
-    return made.call(
-        f"argmax_rows<{C_TYPES[value.dtype]}>", [view, str(count), str(width), str(pitch)], out, count * width
-    )
-
-
-def _any(made: Lowering, given: Operands) -> Value:
-    value, dims = given.value("self"), given.number("dim", None)
-    view, count, width, pitch = _arranged(made, value, [dims] if isinstance(dims, int) else dims)
-    out = made.allocate(shape_of(given.node), torch.bool)
-    return made.call(
-        f"any_rows<{C_TYPES[value.dtype]}>", [view, str(count), str(width), str(pitch)], out, count * width
-    )
-
-
-def _softmax(made: Lowering, given: Operands) -> Value:
-    node, value = given.node, given.value("self")
-    dim = int(given.number("dim")) % max(len(value.shape), 1)
-    if dim != len(value.shape) - 1 or value.dtype is not dtype_of(node):
-        raise UnsupportedError("a softmax along an outer dimension, or to another type")
-    view, count, width, pitch = _arranged(made, value, [dim])
-    out = made.allocate(value.shape, value.dtype)
-    function = "log_softmax_rows" if "log" in name_of(node) else "softmax_rows"
-    work = 12 * count * width
-    return made.call(f"{function}<{C_TYPES[value.dtype]}>", [view, str(count), str(width), str(pitch)], out, work)
-
-
-def _layer_norm(made: Lowering, given: Operands) -> Value:
-    value, normed = given.value("input"), given.number("normalized_shape")
-    kind, width = C_TYPES[value.dtype], math.prod(normed)
-    view = made.place_contiguous(value)
-    scales = [given.optional(name) for name in ("weight", "bias")]
-    passed = [f"(const {kind}*)nullptr" if one is None else made.place_contiguous(one) for one in scales]
-    if any(one is not None and one.dtype is not value.dtype for one in scales):
-        raise UnsupportedError("the weights of a norm have another type")
-    out = made.allocate(value.shape, value.dtype)
-    count = math.prod(value.shape) // width
-    arguments: list[View | str] = [
-        view,
-        str(count),
-        str(width),
-        str(width),
-        *passed,
-        f"(double){float(given.number('eps'))!r}",
-    ]
-    done = made.call(f"norm_rows<{kind}>", arguments, out, 6 * count * width)
-    return Value((), value.dtype, parts=(done,))
-
-
-# Rows of tables
-
-
-def _embedding(made: Lowering, given: Operands) -> Value:
-    name = name_of(given.node)
-    if name == "embedding":
-        table, index = given.value("weight"), given.value("indices")
-    elif name == "index_select":
-        table, index = given.value("self"), given.value("index")
-        if int(given.number("dim")) % max(len(table.shape), 1):
-            raise UnsupportedError("rows are taken along another dimension")
-    else:
-        table, (index, *more) = given.value("self"), given.tensors("indices")
-        if more:
-            raise UnsupportedError("several indices")
-    if index.dtype not in (torch.int64, torch.int32) or not table.shape:
-        raise UnsupportedError("an index that is a mask")
-    view, places = made.place_contiguous(table), made.place_contiguous(index)
-    width, count = math.prod(table.shape[1:]), math.prod(index.shape)
-    out = made.allocate(shape_of(given.node), table.dtype)
-    types = f"{C_TYPES[table.dtype]}, {C_TYPES[index.dtype]}"
-    wraps = "true" if name == "index" else "false"
-    arguments: list[View | str] = [view, str(table.shape[0]), str(width), str(width), places, str(count), wraps]
-    return made.call(f"take_rows<{types}>", arguments, out, count * width)
-
-
-def _gather(made: Lowering, given: Operands) -> Value:
-    value, index, dim = given.value("self"), given.value("index"), int(given.number("dim"))
-    rank = len(value.shape)
-    if not rank or dim % rank != rank - 1 or value.shape[:-1] != index.shape[:-1] or index.dtype is not torch.int64:
-        raise UnsupportedError("numbers are gathered along an outer dimension")
-    view, count, width, pitch = _arranged(made, value, [dim])
-    places, out = made.place_contiguous(index), made.allocate(index.shape, value.dtype)
-    arguments: list[View | str] = [view, str(count), str(width), str(pitch), places, str(index.shape[-1])]
-    return made.call(f"gather_rows<{C_TYPES[value.dtype]}>", arguments, out, math.prod(index.shape))
-
-
-def _bag(made: Lowering, given: Operands) -> Value:
-    table, index, offsets = (given.value(name) for name in ("weight", "indices", "offsets"))
-    mode = given.number("mode", 0)
-    if mode not in (0, 1) or given.optional("per_sample_weights") is not None:
-        raise UnsupportedError("a bag with weights, or of largest numbers")
-    if given.number("padding_idx", -1) != -1 or given.number("include_last_offset", False):
-        raise UnsupportedError("a bag with padding, or with a last offset")
-    if index.dtype is not offsets.dtype or index.dtype not in (torch.int64, torch.int32):
-        raise UnsupportedError("bags with indices of several types")
-    if not table.dtype.is_floating_point or len(index.shape) != 1:
-        raise UnsupportedError("a bag of another kind")
-    view, places, starts = (made.place_contiguous(one) for one in (table, index, offsets))
-    width, bags, taken = table.shape[1], offsets.shape[0], index.shape[0]
-    out = made.allocate((bags, width), table.dtype)
-    types = f"{C_TYPES[table.dtype]}, {C_TYPES[index.dtype]}"
-    sizes = [str(one) for one in (table.shape[0], width, width)]
-    arguments: list[View | str] = [
-        view,
-        *sizes,
-        places,
-        str(taken),
-        starts,
-        str(bags),
-        "true" if mode == 1 else "false",
-    ]
-    done = made.call(f"bag_rows<{types}>", arguments, out, taken * width)
-    return Value((), table.dtype, parts=(done,))
-
-
 def _check_errors(_made: Lowering, given: Operands) -> Value:
     """Do nothing after an inverse, whose code leaves singular matrices to the original, which raises."""
     if given.value("info").constant != 0:
@@ -502,13 +330,12 @@ def _check_errors(_made: Lowering, given: Operands) -> Value:
 
 
 _LOWERINGS: dict[str, Lower] = {
+    **PRODUCTS,
+    **REDUCTIONS,
+    **LOOKUPS,
     **dict.fromkeys(SAME, lambda _made, given: given.value("self")),
     **dict.fromkeys(("zeros", "ones", "full", "full_like", "zeros_like", "ones_like", "scalar_tensor"), _constant),
     **dict.fromkeys(("slice_scatter", "select_scatter"), _copy_into),
-    **dict.fromkeys(("sum", "mean", "amax", "amin", "var"), _reduce),
-    **dict.fromkeys(("_softmax", "_log_softmax"), _softmax),
-    **dict.fromkeys(("embedding", "index_select", "index"), _embedding),
-    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _bag),
     **dict.fromkeys(("split", "split_with_sizes"), _split),
     **dict.fromkeys(("clamp", "hardtanh"), _clamp),
     "unbind": _unbind,
@@ -519,9 +346,5 @@ _LOWERINGS: dict[str, Lower] = {
     "leaky_relu": _leaky_relu,
     "_to_copy": _convert,
     "arange": _arange,
-    "argmax": _argmax,
-    "any": _any,
-    "native_layer_norm": _layer_norm,
-    "gather": _gather,
     "_linalg_check_errors": _check_errors,
 }
