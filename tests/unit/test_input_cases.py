@@ -128,7 +128,7 @@ def test_the_smallest_failing_input_is_found() -> None:
         fails = x.shape[0] >= 3 and x.shape[1] % 4 == 3 and bool((x > 0).any())
         return Check(CheckName.VALUES, Outcome.FAIL if fails else Outcome.PASS, "")
 
-    shrinker = Shrinker(judge, judge(Case("", Example((torch.randn(16, 15).mT.contiguous().mT.abs(),)))))
+    shrinker = Shrinker(judge, judge(Case("", Example((torch.randn(16, 15).mT.contiguous().mT.abs(),)))), 20.0)
     found = shrinker.shrink(Case("", Example((torch.randn(16, 15).mT.contiguous().mT.abs(),))))
     assert found.example.args[0].shape == (3, 3)
     assert found.example.args[0].is_contiguous()

@@ -28,7 +28,7 @@ from torchwise.records.listener import Listener
 from torchwise.records.pair import PairVerdict
 from torchwise.trial import Job, Launcher, Limits, ProcessLauncher, ProcessSettings, ask_worker
 from torchwise.trial.interpreter_launcher import is_program
-from torchwise.trial.pair import PairJob, PairJudgement, PairTiming
+from torchwise.trial.pair_job import PairJob, PairJudgement, PairTiming
 from torchwise.verify.input_description import InputDescription
 from torchwise.workload import Example, Workload
 

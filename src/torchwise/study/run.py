@@ -18,9 +18,8 @@ from torchwise.errors import BaselineError, StorageError, UnsupportedError
 from torchwise.plan import EAGER, Plan, Trait
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.known_names import find_unusable_part
-from torchwise.plan.space import PlanSpace, numerics_of
+from torchwise.plan.space import PlanSpace
 from torchwise.records import (
-    Decision,
     Failure,
     FailureKind,
     Inspection,
@@ -33,12 +32,12 @@ from torchwise.records import (
 )
 from torchwise.records import format as show
 from torchwise.records.listener import Listener
-from torchwise.records.structure_differences import OTHER_WEIGHTS, another_model
 from torchwise.records.trial import with_repeat
 from torchwise.store import LeaseOwner, Storage, StudyKey
 from torchwise.study.batch_search import search_batch
 from torchwise.study.caches import Caches, keep_heartbeat
 from torchwise.study.decision import decide
+from torchwise.study.hints import list_hints
 from torchwise.study.history import History, has_ended_early, keep_known
 from torchwise.study.pairwise import front, next_cold, next_duel, next_repeat, prune_below
 from torchwise.study.request import Request, check_requirements, recall_inspection
@@ -387,30 +386,7 @@ class _Loop:
         space = PlanSpace(
             request.workload.device, request.workload.mode, inspection.traits, request.allow, request.effort
         )
-        return StagedSampler(space, self._hints())
-
-    def _hints(self) -> list[Proposal]:
-        """Return plans decided for under this target elsewhere or before a change: stale, so verified again."""
-        hints: dict[Plan, Proposal] = {}
-        for decision in self.storage.decisions(target=self.request.workload.target):
-            if decision.plan in hints or decision.plan.is_eager or not self._is_open(decision.plan):
-                continue
-            if why := self._stale_because(decision):
-                reason = f"decided for before, and stale ({why}): verified again"
-                self.listener.note(f"{decision.plan} was {reason}")
-                hints[decision.plan] = Proposal(decision.plan, reason)
-        return list(hints.values())
-
-    def _stale_because(self, decision: Decision) -> str | None:
-        if different := decision.list_changes(self.here):
-            return different[0]
-        if decision.structure != self.inspection.structure:
-            return another_model(decision.structure_details, self.inspection.structure_details)
-        changed = OTHER_WEIGHTS if decision.weights not in ("", self.inspection.weights) else "the inputs changed"
-        return None if decision.identity == self.inspection.identity else changed
-
-    def _is_open(self, plan: Plan) -> bool:
-        return find_unusable_part(plan) is None and self.request.allow.allows(numerics_of(plan))
+        return StagedSampler(space, list_hints(request, inspection, self.storage, self.here, self.listener))
 
 
 def _seconds_per_call(trial: Trial) -> float | None:

@@ -6,8 +6,8 @@ import functools
 import pickle
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -19,12 +19,12 @@ from torchwise.measure.paired_timing import Precision, measure_pair
 from torchwise.plan import EAGER
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.requirements import Property
-from torchwise.records import Check, CheckName, Measurement, Outcome, WorkerStage
-from torchwise.records.pair import FailingInput, PairCase
+from torchwise.records import Check, CheckName, Outcome, WorkerStage
+from torchwise.records.pair import FailingInput
 from torchwise.trial.candidate_process import ForkedProcess, InterpreterProcess
 from torchwise.trial.inspection import mix_of
-from torchwise.trial.job import DerivedJob, Job
 from torchwise.trial.loading import runner
+from torchwise.trial.pair_job import PairJob, PairJudgement, PairTiming
 from torchwise.trial.pair_repro import write_repro
 from torchwise.trial.remote_witness import RemoteWitness
 from torchwise.verify.input_cases import (
@@ -42,7 +42,7 @@ from torchwise.verify.pair import judge_pair, make_case_judge
 from torchwise.verify.pair_steps import judge_steps
 from torchwise.verify.pair_subject import PairFindings, PairSubject
 from torchwise.verify.shared_weights import copy_weights, share_weights
-from torchwise.verify.shrink import MAX_S, Shrinker
+from torchwise.verify.shrink import Shrinker
 from torchwise.verify.surroundings import Surroundings
 from torchwise.workload import Example, Workload
 from torchwise.workload.pair_side import PairSide, load_side
@@ -51,64 +51,6 @@ from torchwise.workload.train_step import TrainStep
 Stage = Callable[[str], None]
 LARGE_DRAWS = 2
 """Inputs of the timed sizes that are compared after timing."""
-
-
-@dataclass(frozen=True, slots=True)
-class PairJob(DerivedJob):
-    """The order to judge or to time a pair.
-
-    Attributes:
-        job: the run. Its workload names the reference.
-        candidate: the candidate's target.
-        step: "judge_job" or "time_job".
-        sources: files with the live reference and candidate, written by this very run, or None for targets.
-        inputs: descriptions of the inputs, or nothing for those of the reference's factory.
-        recorded: file with recorded inputs, or "".
-        properties: promises to check.
-        precision: the precision that the candidate may compute in.
-        stochastic: whether answers are random, or None to find out.
-        trains: whether models are put into training mode.
-        limit_s: seconds for each answer of the candidate.
-        repro: .py file for a program that shows a difference, or "".
-        shrink_s: seconds to look for the smallest inputs that fail.
-        verified_error: for timing, the candidate's largest error in its verification.
-        python: the interpreter that runs the candidate, or "" for this one.
-    """
-
-    FUNCTION = "torchwise.trial.pair:{0.step}"
-    job: Job
-    candidate: str
-    step: Literal["judge_job", "time_job"] = "judge_job"
-    sources: tuple[str | None, str | None] = (None, None)
-    inputs: tuple[str, ...] = ()
-    recorded: str = ""
-    properties: tuple[Property, ...] = ()
-    precision: str = "native"
-    stochastic: bool | None = None
-    trains: bool = False
-    limit_s: float = 60.0
-    repro: str = ""
-    shrink_s: float = MAX_S
-    verified_error: float = 0.0
-    python: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PairJudgement:
-    """The answer of a worker that judged a pair."""
-
-    checks: tuple[Check, ...]
-    cases: tuple[PairCase, ...] = ()
-    failing: FailingInput | None = None
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PairTiming:
-    """The answer of a worker that timed a pair, with a check of the timed answers, and no measurement if it fails."""
-
-    check: Check
-    measurement: Measurement | None = None
 
 
 def judge_job(job: PairJob, stage: Stage) -> PairJudgement:

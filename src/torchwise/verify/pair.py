@@ -32,6 +32,7 @@ from torchwise.verify.leaves import is_value, leaves_of
 from torchwise.verify.noise_floor import BLIND, RUNS, Sensitivity
 from torchwise.verify.observe import Observation, observe
 from torchwise.verify.pair_noise import check_noise
+from torchwise.verify.pair_state import changes_state, drop_private_state, explain_refusals
 from torchwise.verify.pair_subject import PairFindings, PairSubject
 from torchwise.verify.perturbation import PerturbRounding
 from torchwise.verify.plain_data import with_number_tensors, with_plain_leaves
@@ -105,7 +106,7 @@ class _Judge:
             yield from self._check_values()
             if Property.BITWISE in self._subject.properties:
                 yield Check(CheckName.BITWISE, Outcome.PASS, "every bit is the reference's")
-        yield from self._check_refusals()
+        yield from explain_refusals(self._refused)
         yield from self._check_properties()
         yield self._check_held_answers(first)
         yield self._check_replaced()
@@ -113,7 +114,7 @@ class _Judge:
 
     def learn_state(self, example: Example) -> None:
         """Find out whether the reference keeps state from call to call."""
-        self._is_stateful = _changes_state(self._subject.reference, example)
+        self._is_stateful = changes_state(self._subject.reference, example)
 
     def _refuse_broken_reference(self, example: Example) -> None:
         copy = example.clone()
@@ -281,7 +282,7 @@ class _Judge:
             return Check(CheckName.ANSWER, Outcome.NOT_COMPARABLE, f"the candidate refuses it: {told.error}")
         if told.observation is None:
             return Check(CheckName.ANSWER, Outcome.FAIL, f"the candidate {told.error or 'does not answer'}")
-        candidate = self._drop_private_state(with_plain_leaves(told.observation), native)
+        candidate = drop_private_state(self._has_own_state, with_plain_leaves(told.observation), native)
         if case.is_layout:
             candidate = with_strides_of(candidate, native)
         if Property.BITWISE in subject.properties and (found := find_difference(candidate, native)):
@@ -343,19 +344,6 @@ class _Judge:
         )
         return dict(with_number_tensors(with_plain_leaves(found), plain).leaves)
 
-    def _drop_private_state(self, candidate: Observation, native: Observation) -> Observation:
-        """Leave out a candidate's own caches and counters, and other weights than the reference's."""
-        known = {name for name, _ in native.leaves}
-        private = ("state ", "buffer ", *(() if self._has_own_state else ("gradient of ",)))
-        leaves = [(n, v) for n, v in candidate.leaves if n in known or not n.startswith(private)]
-        told = {name for name, _ in leaves}
-        if not self._has_own_state:
-            names = {n for n in known - told if n.startswith(private) and not n.startswith("gradient of input")}
-            leaves += [(n, v) for n, v in native.leaves if n in names]
-        order = {name: place for place, (name, _) in enumerate(native.leaves)}
-        leaves.sort(key=lambda pair: order.get(pair[0], len(order)))
-        return replace(candidate, leaves=tuple(leaves))
-
     # Promises
 
     def _check_properties(self) -> Iterator[Check]:
@@ -376,17 +364,6 @@ class _Judge:
         if told.observation is None:
             raise UnsupportedError(f"the candidate {told.error}")
         return told.observation
-
-    def _check_refusals(self) -> Iterator[Check]:
-        """Tell of inputs that the candidate does not support: no fault of its, and not passed either."""
-        if self._refused:
-            (place, error), count = next(iter(self._refused.items())), len(self._refused)
-            more = f", and {count - 1} more sets of inputs" if count > 1 else ""
-            detail = (
-                f"the candidate refuses {place}{more}, where it is neither right nor wrong: {error}. Describe inputs "
-                "that leave them out"
-            )
-            yield Check(CheckName.ANSWER, Outcome.NOT_COMPARABLE, detail)
 
     def _check_held_answers(self, first: Case) -> Check:
         second = first.redraw or first.example
@@ -418,11 +395,3 @@ def _place(case: Case) -> str:
 
 def _case_record(case: Case, check: Check) -> PairCase:
     return PairCase(case.name, describe_inputs(case.example), check.outcome, check.detail, check.error, check.floor)
-
-
-def _changes_state(call: Callable[..., Any], example: Example) -> bool:
-    """Whether a call changes the state that the next one starts from, besides its inputs."""
-    copy = example.clone()
-    with torch.no_grad(), kept_state(call, copy.args, copy.kwargs) as state:
-        call(*copy.args, **copy.kwargs)
-        return any(not path.startswith("input ") for path in state.changes())

@@ -13,7 +13,7 @@ from torchwise.verify.input_cases import Case, map_examples
 from torchwise.workload import pytree
 from torchwise.workload.workload import Example
 
-MAX_TRIES, MAX_S = 200, 20.0
+MAX_TRIES = 200
 """Inputs to try, and seconds, at most."""
 FEW = 24
 """Elements of a tensor up to which each is simplified by itself."""
@@ -33,7 +33,7 @@ class Shrinker:
         max_s: seconds at most.
     """
 
-    def __init__(self, judge: Callable[[Case], Check | None], check: Check, max_s: float = MAX_S) -> None:
+    def __init__(self, judge: Callable[[Case], Check | None], check: Check, max_s: float) -> None:
         self._judge = judge
         self._names = HIDDEN_STATE if check.name in HIDDEN_STATE else (check.name,)
         self._until = time.monotonic() + max_s

@@ -22,7 +22,7 @@ from torchwise.study.lock.check_results import Check, Checked, State
 from torchwise.study.lock.entry import Entry
 from torchwise.study.lock.upgrade import Side, UpgradeCheck, pair_of
 from torchwise.trial import Job, Launcher, Limits, ask_worker
-from torchwise.trial.pair import PairJob, PairJudgement
+from torchwise.trial.pair_job import PairJob, PairJudgement
 
 
 def check_public(
