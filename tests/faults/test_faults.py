@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -23,8 +24,12 @@ from torchwise.verify.surroundings import Surroundings
 from torchwise.verify.witness import LocalWitness
 
 SEED = 77
-BEFORE = Surroundings()
-"""Taken once, as it lists some thousand functions."""
+
+
+@functools.cache
+def before() -> Surroundings:
+    """Take the surroundings once, as they are some thousand functions, and after tests of other files changed some."""
+    return Surroundings()
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +41,7 @@ def _settings() -> object:
 def judge(fault: Fault, *, honest: bool = False) -> PairFindings:
     reference = fault.make_reference()
     candidate = fault.make_reference() if honest else fault.make_candidate()
-    witness = LocalWitness(candidate, BEFORE)
+    witness = LocalWitness(candidate, before())
     shares = share_weights(reference, witness, 3)
     cases: list[Case] = (
         cases_of_examples(fault.make_workload(), SEED)
@@ -64,13 +69,13 @@ def test_a_planted_fault_is_found_by_its_check(fault: Fault) -> None:
 
 @pytest.mark.parametrize("name", steps.STEPS)
 def test_a_wrong_training_step_is_found(name: str) -> None:
-    checks = list(judge_steps(steps.make_workload(), steps.STEPS[name](), BEFORE, EFFORTS["quick"]))
+    checks = list(judge_steps(steps.make_workload(), steps.STEPS[name](), before(), EFFORTS["quick"]))
     assert checks[-1].outcome is Outcome.FAIL or checks[-2].outcome is Outcome.FAIL, checks
 
 
 def test_the_same_training_step_passes() -> None:
     step = steps.TrainStep(*steps.make_parts())
-    checks = list(judge_steps(steps.make_workload(), step, BEFORE, EFFORTS["quick"]))
+    checks = list(judge_steps(steps.make_workload(), step, before(), EFFORTS["quick"]))
     assert all(check.outcome is Outcome.PASS for check in checks), checks
 
 
@@ -84,7 +89,7 @@ def test_other_algorithms_of_an_operator_pass(family: Family) -> None:
             plan = replace(EAGER, precision=family.precision)
             floor = compile_plan(floor, plan, cases[0].example, device="cpu", mode="inference").call
         subject = PairSubject(
-            family.reference, LocalWitness(candidate, BEFORE), floor, family.precision, training=family.training
+            family.reference, LocalWitness(candidate, before()), floor, family.precision, training=family.training
         )
         checks = judge_pair(subject, cases).checks
         assert {check.outcome for check in checks} == {Outcome.PASS}, checks

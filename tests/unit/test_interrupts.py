@@ -49,6 +49,7 @@ def test_a_child_of_the_doctor_ends_with_an_interruption(tmp_path: Path) -> None
     def interrupt_once_it_runs() -> None:
         while not child.exists() or not child.read_text():
             time.sleep(0.01)
+        time.sleep(0.3)  # on a busy machine the main thread may still be in Popen, which ends nothing
         signal.pthread_kill(main, signal.SIGINT)
 
     threading.Thread(target=interrupt_once_it_runs, daemon=True).start()

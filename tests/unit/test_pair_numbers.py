@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,11 @@ from torchwise.verify.pair_subject import PairSubject
 from torchwise.verify.surroundings import Surroundings
 from torchwise.verify.witness import LocalWitness
 
-BEFORE = Surroundings()
+
+@functools.cache
+def before() -> Surroundings:
+    """Take the surroundings once, as they are some thousand functions, and after tests of other files changed some."""
+    return Surroundings()
 
 
 def reference(x: torch.Tensor) -> dict[str, Any]:
@@ -25,7 +30,7 @@ def reference(x: torch.Tensor) -> dict[str, Any]:
 
 def judge(change: Callable[[dict[str, Any]], dict[str, Any]], **options: Any) -> Check:
     cases = cases_of_description(InputDescription.parse(["x: float32[4, 5] in 1..2"]), 1)
-    witness = LocalWitness(lambda x: change(reference(x)), BEFORE)
+    witness = LocalWitness(lambda x: change(reference(x)), before())
     found = judge_pair(PairSubject(reference, witness, reference, **options), cases[:2]).checks
     return next((check for check in found if check.outcome is not Outcome.PASS), found[-1])
 

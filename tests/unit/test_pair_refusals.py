@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -16,7 +17,11 @@ from torchwise.verify.pair_subject import PairFindings, PairSubject
 from torchwise.verify.surroundings import Surroundings
 from torchwise.verify.witness import LocalWitness
 
-BEFORE = Surroundings()
+
+@functools.cache
+def before() -> Surroundings:
+    """Take the surroundings once, as they are some thousand functions, and after tests of other files changed some."""
+    return Surroundings()
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
@@ -34,7 +39,7 @@ def refuse(when: Callable[[torch.Tensor], bool], error: Exception, factor: float
 
 def judge(candidate: Callable[..., torch.Tensor], text: str = "x: float32[n, 4] n=1..9") -> PairFindings:
     cases = cases_of_description(InputDescription.parse([text]), 1)
-    return judge_pair(PairSubject(double, LocalWitness(candidate, BEFORE), double), cases)
+    return judge_pair(PairSubject(double, LocalWitness(candidate, before()), double), cases)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ with ThreadPoolExecutor(1) as pool:  # where a service compiles, and where setti
     answer = pool.submit(torch.compile(lambda x: (x.sin() + 1).sum()), torch.ones(10)).result()
 from torch._inductor.remote_cache import cache_stats
 shared = cache_stats._stats.get("RemoteFxGraphCache")
-print(up, took < 3, round(answer.item(), 2), *((shared.hit, shared.miss) if shared else ("unused",)))
+print(up, took < 30, round(answer.item(), 2), *((shared.hit, shared.miss) if shared else ("unused",)))
 """
 
 

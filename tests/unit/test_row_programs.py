@@ -149,7 +149,7 @@ def test_lookups_and_indices_out_of_bounds(monkeypatch: pytest.MonkeyPatch) -> N
     for _ in range(2):
         torch.testing.assert_close(call(table, index, offsets), look_up(table, index, offsets))
         for bad in (6, -7, 2**40, -(2**62)):
-            with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)|index|expect"):
+            with pytest.raises((IndexError, RuntimeError), match=r"(?i)out of (range|bounds)|index|expect"):
                 call(table, torch.tensor([0, 1, bad, 2, 1]), offsets)
         for wrong in ([0, 9, 2], [1, 2, 2]):
             with pytest.raises(RuntimeError, match=r"offsets|index_size"):
