@@ -21,6 +21,7 @@ register(
             (Trait.WRITES_INPUTS, "the model writes to its inputs, and row programs only compute values"),
             (Trait.COMPLEX, "the model computes with complex numbers, which row programs do not have"),
         ),
+        effort="thorough",  # until a run of benchmarks/small_programs.py shows that the others' searches gain by it
         # A policy of three layers takes 3 s, most of it PyTorch's export, where Inductor takes 10 s.
         compile_factor=0.3,
         realized_by="torchwise.compile.programs:compile",
