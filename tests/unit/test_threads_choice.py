@@ -46,8 +46,12 @@ UNSURE = untold(ONE, 0.8, 28.4)
 
 @pytest.fixture(autouse=True)
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the choices of a machine with eight cores and a quota of two, on any machine."""
-    others = {key: choice for key, choice in CHOICES.items() if key[0] != "threads" or key[1] == "*"}
+    """Have the choices of a machine with eight cores, a quota of two and no other compilers, on any machine."""
+    others = {
+        key: choice
+        for key, choice in CHOICES.items()
+        if (key[0] != "threads" or key[1] == "*") and not choice.packages
+    }
     counts = [
         CHOICE._threads(1, ("repeats", "long", *WAITING)),
         CHOICE._threads(2, ("repeats", "long", *WAITING)),
