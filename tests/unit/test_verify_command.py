@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ class Inline:
 
     def run(self, job: Any, _limits: Any, on_stage: Callable[[str], None]) -> str:
         module, _, function = job.task.partition(":")
-        return codec.to_json(getattr(sys.modules[module], function)(job, on_stage))
+        return codec.to_json(getattr(importlib.import_module(module), function)(job, on_stage))
 
 
 @pytest.fixture

@@ -160,13 +160,20 @@ def _write_plain(plain: torch.Tensor) -> str | None:
     storage = torch.as_strided(plain, (span,), (1,))
     listed = (plain if plain.is_contiguous() else storage).tolist()
     try:
-        made_again = torch.tensor(listed, dtype=plain.dtype).flatten()
+        made_again = torch.tensor(_read_again(listed), dtype=plain.dtype).flatten()
         is_same = torch.equal(made_again.view(torch.uint8), storage.contiguous().view(torch.uint8))
     except (RuntimeError, TypeError, ValueError):  # a dtype that is not made from a list
         return None
     made = f"torch.tensor({_write_values(listed)}, dtype={plain.dtype})"
     made += "" if plain.is_contiguous() else f".as_strided({tuple(plain.shape)}, {tuple(plain.stride())})"
     return made if is_same else None
+
+
+def _read_again(values: Any) -> Any:
+    """Return the values as a program reads them: a NaN without the bits that it carries."""
+    if isinstance(values, list):
+        return [_read_again(value) for value in values]
+    return math.nan if values != values else values
 
 
 def _write_values(values: Any) -> str:
