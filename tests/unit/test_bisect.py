@@ -273,7 +273,7 @@ def test_a_plan_is_the_sum_of_its_choices() -> None:
     assert Plan(**merge_changes(iter_changes(plan))) == plan
     assert is_plain(Plan(backend="inductor", mode="max-autotune"))
     assert not is_plain(plan)
-    unfit = (("backend", "inductor"), ("shapes", "dynamic"), ("capture", "call"))
+    unfit = (("backend", "inductor"), ("shapes", "dynamic"), ("capture", "step"))
     with pytest.raises(PlanError, match="shapes must be static"):
         Plan(**merge_changes(unfit))
 
