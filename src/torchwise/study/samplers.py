@@ -122,9 +122,9 @@ class _Option:
 
     @property
     def is_replacement(self) -> bool:
-        """Whether it takes the place of another value that the base has."""
+        """Whether it takes the place of another value that the base has. All numbers of threads come at once."""
         field = self.choice.field
-        return field not in ("transforms", "options") and getattr(self.base, field) != getattr(EAGER, field)
+        return field not in ("transforms", "options", "threads") and getattr(self.base, field) != getattr(EAGER, field)
 
     def problem(self, history: History) -> str | None:
         """Return why it is not worth trying, or None if its possible saving pays for compiling and for the trial."""
