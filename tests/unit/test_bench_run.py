@@ -292,7 +292,7 @@ def test_each_step_of_torchwise_is_told() -> None:
     done = run_benchmark(a_request(ONE, contenders=WITH_OURS), Workers(), heard)
     row = next(row for row in done.rows if row.contender == "torchwise")
     *tried, decided, beside = heard.steps
-    assert tried[0] == "torchwise: trial 0: inductor"
+    assert tried[0].startswith("torchwise: trial 0: ")
     assert decided == f"torchwise: {row.plan}, with its checks"
     assert beside == f"torchwise: {row.plan} against {row.rival}"
 

@@ -69,6 +69,7 @@ def verify(
     python: Annotated[
         str | None,
         typer.Option(
+            "--candidate-python",
             metavar="PATH",
             help="Run the candidate with this interpreter, which may have another PyTorch.",
             show_default="this interpreter",
@@ -79,7 +80,7 @@ def verify(
         Path,
         typer.Option(
             help="Write the reproducer, a program that shows a difference, to this .py file. A file that exists is "
-            "kept, and another name is taken. With --python there is none."
+            "kept, and another name is taken. With --candidate-python there is none."
         ),
     ] = Path("verify_repro.py"),
     no_repro: Annotated[bool, typer.Option("--no-repro", help="Write no reproducer.")] = False,

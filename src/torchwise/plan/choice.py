@@ -191,7 +191,7 @@ class Choice:
         if missing:
             return f"it needs {missing[0]}, which is not installed: pip install {' '.join(missing)}"
         for name, pattern, package in self.builds:
-            if name == device and not _has_file(self.packages[0], pattern):
+            if name == device and self.packages and not _has_file(self.packages[0], pattern):
                 return f"this {self.packages[0]} is not built for {device}: pip install {package}"
         return None
 
