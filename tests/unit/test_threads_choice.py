@@ -48,9 +48,7 @@ UNSURE = untold(ONE, 0.8, 28.4)
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the choices of a machine with eight cores, a quota of two and no other compilers, on any machine."""
     others = {
-        key: choice
-        for key, choice in CHOICES.items()
-        if (key[0] != "threads" or key[1] == "*") and not choice.packages
+        key: choice for key, choice in CHOICES.items() if (key[0] != "threads" or key[1] == "*") and not choice.packages
     }
     counts = [
         CHOICE._threads(1, ("repeats", "long", *WAITING)),
