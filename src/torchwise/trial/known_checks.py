@@ -1,7 +1,7 @@
 """Checks of the CPU's instruction sets that earlier commands on this machine made, kept in a file.
 
 Inductor makes them in each process whose cache is empty, so the first candidate of every command would make them
-anew: two seconds of CPU time with torch 2.13, and twelve with 2.11 (`_torch/cpu_isa_cache.py`).
+anew (`_torch/cpu_isa_cache.py`).
 """
 
 from __future__ import annotations

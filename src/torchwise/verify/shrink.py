@@ -14,7 +14,7 @@ from torchwise.workload import pytree
 from torchwise.workload.workload import Example
 
 MAX_TRIES = 200
-"""Inputs to try, and seconds, at most."""
+"""Inputs to try at most."""
 FEW = 24
 """Elements of a tensor up to which each is simplified by itself."""
 HIDDEN_STATE = (CheckName.REPEATED_CALLS, CheckName.MEMORY, CheckName.VALUES)
