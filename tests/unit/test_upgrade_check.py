@@ -344,7 +344,7 @@ def make():
 """
 
 
-@pytest.mark.interpreters
+@pytest.mark.nightly
 @pytest.mark.usefixtures("brief_searches")
 def test_a_planted_regression_is_found_with_real_interpreters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slowed.py").write_text(SLOWED)

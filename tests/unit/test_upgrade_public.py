@@ -121,7 +121,7 @@ def dies(x):
 """
 
 
-@pytest.mark.interpreters
+@pytest.mark.nightly
 def test_a_candidate_runs_in_another_interpreter(tmp_path: Path, one_thread: None) -> None:
     (tmp_path / "sides.py").write_text(SIDES)
     python = tmp_path / "python"
