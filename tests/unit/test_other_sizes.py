@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from brief import BRIEF
 from torchwise.compile import compile_plan
 from torchwise.compile.backends.graphs import marked_dims
 from torchwise.errors import InputError, UnsupportedError, WorkloadError
@@ -115,7 +116,7 @@ def test_examples_are_added_that_weigh_as_much_as_the_given_ones() -> None:
 
 
 def field_job(**changes: Any) -> Job:
-    return Job("inspect", WorkloadSpec("zoo:tutorial.fusion_demo", **changes))
+    return Job("inspect", WorkloadSpec("zoo:tutorial.fusion_demo@small", **changes), effort=BRIEF)
 
 
 def test_an_inspection_finds_them_and_workers_load_them() -> None:
@@ -147,7 +148,7 @@ def test_a_model_that_keeps_the_size_of_its_first_call_has_no_other(tmp_path: Pa
     file.write_text(
         "from test_other_sizes import Caching, torch\ndef make():\n    return Caching(), (torch.ones(20, 3),)\n"
     )
-    found = inspect(Job("inspect", WorkloadSpec(f"{file}:make", sizes="varying")), lambda _: None)
+    found = inspect(Job("inspect", WorkloadSpec(f"{file}:make", sizes="varying"), effort=BRIEF), lambda _: None)
     assert (found.varying, len(found.inputs)) == ((), 1)
     assert any("sizes do not vary: none were found" in note for note in found.notes)
 
@@ -160,7 +161,7 @@ def test_marks_reach_no_plan_for_one_size(tmp_path: Path) -> None:
     )
     fixed, varying = (WorkloadSpec(f"{file}:make", sizes=sizes) for sizes in ("as-given", "varying"))
     assert not vars(load(Job("try", fixed)).examples[0].args[0])
-    found = inspect(Job("inspect", varying), lambda _: None).varying
+    found = inspect(Job("inspect", varying, effort=BRIEF), lambda _: None).varying
     assert [(one.path, one.dim) for one in found] == [("[0][0]", 0)]
     later = load(Job("try", replace(varying, varying=found)))
     assert not any(vars(example.args[0]) for example in later.examples)

@@ -151,6 +151,15 @@ def test_what_held_up_the_baseline_alone_does_not_count(
     assert any(f"measured {measured} times, as at first eager took 4.0 times" in note for note in found.notes)
 
 
+def test_the_pause_before_another_measurement_is_no_longer_than_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(paired_timing.time, "sleep", slept.append)
+    sides = Mix((lambda: 2.0,), (1.0,)), Mix((lambda: 4.0,), (1.0,))
+    for budget_s in (0.5, 60.0):
+        measure_pair(*sides, Steady(), Precision(budget_s=budget_s), expected_s=(None, 1.0))
+    assert set(slept) == {0.5, 1.0}
+
+
 def test_a_baseline_that_takes_its_usual_time_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[float] = []
     monkeypatch.setattr(paired_timing, "Watch", lambda device: begun.append(0.0) or Watch(device))

@@ -40,7 +40,10 @@ of itself in blocks of 2 ms.
 MAX_CALIBRATION_CALLS = 500
 """Calls of one example that determine how many fill a block: the clock itself takes longer than short ones."""
 AGAIN, PAUSE_S = 2, 1.0
-"""How many times a disturbed measurement is repeated, and the seconds until then: the machine may be quieter."""
+"""How many times a disturbed measurement is repeated, and the seconds until then: the machine may be quieter.
+
+The pause is no longer than the measurement itself may take.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,7 @@ def measure_pair(
         first = why = _disturbance(found, expected_s)
         until = time.perf_counter() + precision.budget_s  # as long again, and no longer
         while why and made <= AGAIN and time.perf_counter() < until:
-            time.sleep(PAUSE_S)
+            time.sleep(min(PAUSE_S, precision.budget_s))
             again = _measure_pair(candidate, baseline, clock, precision, prune_below)
             found, made = min(found, again, key=partial(_unrest, expected_s=expected_s)), made + 1
             why = _disturbance(found, expected_s)
