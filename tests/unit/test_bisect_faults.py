@@ -78,8 +78,8 @@ def test_a_death_of_the_process_costs_one_look_and_is_followed() -> None:
 
 @pytest.mark.slow
 def test_a_hang_is_ended_and_placed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchwise.diagnose.bisect.probe_runner.MIN_PATIENCE_S", 5.0)
-    found = bisect(f"{FAULTS}:aot_hangs", what="hang", limit=12, budget=15, progress=False)
+    monkeypatch.setattr("torchwise.diagnose.bisect.probe_runner.MIN_PATIENCE_S", 2.0)
+    found = bisect(f"{FAULTS}:aot_hangs", what="hang", limit=6, budget=7, progress=False)
     assert found.observation.symptom is Symptom.HANG
     assert "_hangs" in found.observation.detail
 
@@ -119,6 +119,7 @@ def test_a_wrong_pass_is_named_and_left_out() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_crash_of_vectorised_code_is_brought_down_to_that_option(tmp_path: Path) -> None:
     found = bisect_fault("code_dies", tmp_path)
     assert (found.stage, found.observation.kind) == ("inductor", "SIGSEGV")
