@@ -40,7 +40,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str]]]:
         write(self, name, size, stride, op_name)
 
     monkeypatch.setattr(wrapper, "write_assert_size_stride", note)
-    with torch._inductor.config.patch(force_disable_caches=True):
+    with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
         yield found
 
 
