@@ -197,16 +197,17 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
 @pytest.fixture
 def plainly_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the plans' compiler do everything except generating code, which takes seconds."""
-    _compile_by("aot_eager", monkeypatch)
+    compile_by("aot_eager", monkeypatch)
 
 
 @pytest.fixture
 def only_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the plans' compiler do nothing with the graphs that Dynamo captures."""
-    _compile_by("eager", monkeypatch)
+    compile_by("eager", monkeypatch)
 
 
-def _compile_by(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def compile_by(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the plans' compiler pass its graphs to a backend of PyTorch's."""
     import torch
 
     from torchwise.compile.backends import graphs

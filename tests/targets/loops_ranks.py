@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
@@ -23,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torchwise.runtime.training
+from conftest import compile_by
 from live_decisions import make_decision
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
@@ -31,7 +33,7 @@ from torchwise.runtime.step import StepDispatcher
 
 COMPILE = StepDispatcher.compile
 EXACT = Plan(activation_checkpointing="blocks")
-TIMEOUT_S = 6
+TIMEOUT_S = 4
 """What the collectives of the training may take: less than a rank is away for in these scenes."""
 
 
@@ -45,10 +47,10 @@ class Block(torch.nn.Module):
         return x + torch.nn.functional.gelu(self.linear(self.norm(x)))
 
 
-def model(norm: bool = True) -> torch.nn.Sequential:
+def model(norm: bool = True, blocks: int = 3) -> torch.nn.Sequential:
     torch.manual_seed(0)
     first = torch.nn.BatchNorm1d(16) if norm else torch.nn.Identity()
-    return torch.nn.Sequential(torch.nn.Linear(4, 16), first, *[Block() for _ in range(3)], torch.nn.Linear(16, 3))
+    return torch.nn.Sequential(torch.nn.Linear(4, 16), first, *[Block() for _ in range(blocks)], torch.nn.Linear(16, 3))
 
 
 def step_of(net: torch.nn.Module, **options: Any) -> torchwise.TrainStep:
@@ -73,11 +75,13 @@ def train(step: Any) -> dict[str, Any]:
     return {"losses": losses, "weights": [value for weight in weights for value in weight]}
 
 
-def both(plan: Plan, wrap: Any = DistributedDataParallel, norm: bool = True, **options: Any) -> dict[str, Any]:
+def both(
+    plan: Plan, wrap: Any = DistributedDataParallel, norm: bool = True, blocks: int = 3, **options: Any
+) -> dict[str, Any]:
     """Train as written and by the plan, from the same start."""
-    eager = train(step_of(wrap(model(norm)), **options))
-    decision = make_decision(step_of(model(norm), **options), plan, *batches(1)[0])
-    step = torchwise.runtime.training.apply(step_of(wrap(model(norm)), **options), decision, patience=60)
+    eager = train(step_of(wrap(model(norm, blocks)), **options))
+    decision = make_decision(step_of(model(norm, blocks), **options), plan, *batches(1)[0])
+    step = torchwise.runtime.training.apply(step_of(wrap(model(norm, blocks)), **options), decision, patience=60)
     planned = train(step)
     counts = step.statistics
     return {
@@ -103,11 +107,11 @@ def fuse_optimizer() -> dict[str, Any]:
 
 
 def compile_step() -> dict[str, Any]:
-    return both(Plan(backend="inductor"), norm=False)
+    return both(Plan(backend="inductor"), norm=False, blocks=1)
 
 
 def shard_model(net: torch.nn.Module) -> torch.nn.Module:
-    for block in net[2:5]:  # type: ignore[index]
+    for block in net[2:-1]:  # type: ignore[index]
         fully_shard(block)
     fully_shard(net)
     return net
@@ -118,7 +122,9 @@ def shard_and_train() -> dict[str, Any]:
 
 
 def shard_and_compile() -> dict[str, Any]:
-    return both(Plan(backend="inductor", scope="regional"), shard_model, norm=False)
+    with pytest.MonkeyPatch.context() as patch:
+        compile_by("aot_eager", patch)
+        return both(Plan(backend="inductor", scope="regional"), shard_model, norm=False)
 
 
 def shard_too_early() -> dict[str, Any]:
