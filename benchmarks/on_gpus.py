@@ -28,9 +28,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from run_suite import shares_of
+from core_shares import shares_of
 
 GRACE_S = 10.0
+POLLED_S = 0.1
 """Seconds for a job to write its results when the time is up."""
 
 
@@ -110,7 +111,7 @@ def work(pending: list[Job], lanes: list[Lane], beside: int, end: float, out: Pa
                     lane.running[job.name] = (job, start(job, lane, end, out), time.monotonic())
             if not any(lane.running for lane in lanes):
                 break  # waiting jobs need more time than is left
-            time.sleep(0.5)
+            time.sleep(POLLED_S)
     finally:
         stop(lanes, out)
 

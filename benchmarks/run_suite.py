@@ -27,6 +27,8 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from core_shares import shares_of
+
 from torchwise.bench import read_suite, resolve_targets
 from torchwise.measure.device_lock import OWN_CORES
 from torchwise.records.benchmark import Benchmark
@@ -104,16 +106,6 @@ def lanes_on(gpus: list[str], cores: list[int], beside: int, begun_with: int | N
     own = beside > 1 and gpus != [""] and each >= CORES_OF_ITS_OWN and begun_with in (None, each)
     shares = shares_of(cores, len(gpus) * beside) if own else shares_of(cores, len(gpus)) * beside
     return [Lane(gpu, share, own) for gpu, share in zip(gpus * beside, shares, strict=True)]
-
-
-def shares_of(cores: list[int], parts: int) -> list[set[int]]:
-    """Divide the CPU cores evenly among GPUs, or among lanes on them.
-
-    Then no benchmark disturbs another. One on a GPU of a large host also has the same cores as one on a smaller host.
-    So results from hosts with one, two or four GPUs may be merged, if they have as many cores per GPU.
-    """
-    each = max(len(cores) // parts, 1)
-    return [set(cores[number * each : (number + 1) * each] or cores) for number in range(parts)]
 
 
 def work(options: argparse.Namespace, targets: list[str], done: Benchmark | None, lanes: list[Lane]) -> None:

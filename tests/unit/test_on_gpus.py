@@ -62,7 +62,7 @@ def test_jobs_get_a_gpu_and_a_crash_costs_one_of_them(tmp_path: Path) -> None:
 
 
 def test_what_wants_to_be_alone_is(tmp_path: Path) -> None:
-    jobs = job("first", "sleep 1.5") + job("alone", "sleep 1", alone=True) + job("last", "true")
+    jobs = job("first", "sleep 0.6") + job("alone", "sleep 0.3", alone=True) + job("last", "true")
     told = run(tmp_path, jobs, "--gpus", "0")
     assert told.index("first: exit") < told.index("alone: starts")
     assert told.index("alone: exit") < told.index("last: starts")
@@ -77,7 +77,7 @@ def test_what_ended_is_not_run_again_and_what_there_is_no_time_for_not_at_all(tm
 
 def test_what_runs_when_the_time_is_up_is_interrupted_with_all_it_started(tmp_path: Path) -> None:
     begun = time.monotonic()
-    told = run(tmp_path, job("endless", "sleep 300 & echo $!; wait"), seconds=3)
+    told = run(tmp_path, job("endless", "sleep 300 & echo $!; wait"), seconds=2)
     assert time.monotonic() - begun < 20
     assert "endless: the time limit was reached" in told
     child = int((tmp_path / "out" / "endless.log").read_text().split()[0])
