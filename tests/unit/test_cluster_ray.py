@@ -136,6 +136,7 @@ def test_a_trial_goes_on_elsewhere_when_its_worker_and_then_its_node_is_killed(c
     cluster.add_node(num_cpus=1)
 
 
+@pytest.mark.nightly
 def test_a_sweep_whose_driver_and_then_database_are_killed_loses_no_trial_and_decides_as_one_left_alone(
     cluster: Cluster, postgres: PostgresServer, tmp_path: Path
 ) -> None:
