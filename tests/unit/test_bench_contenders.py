@@ -60,7 +60,7 @@ class Workers(ProcessLauncher):
 
     def run(self, job: Assignment, limits: Limits, on_stage: OnStage) -> str | Failure:
         hangs = getattr(job, "contender", "") == "hangs"
-        return super().run(job, replace(limits, time_s=5.0) if hangs else limits, on_stage)
+        return super().run(job, replace(limits, time_s=3.0) if hangs else limits, on_stage)
 
 
 @pytest.fixture(scope="module")

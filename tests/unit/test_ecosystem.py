@@ -92,7 +92,7 @@ from live_decisions import make_decision
 from torchwise.plan import Plan
 
 
-class Scored(Dataset):  # a data set whose items a model computes, in the workers of the loader
+class Scored(Dataset):  # a data set whose items a model computes, in a worker of the loader
     def __init__(self, model):
         self.model = model
 
@@ -109,7 +109,7 @@ if __name__ == "__main__":
     model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Tanh()).eval()
     plan = Plan(threads=torch.get_num_threads() + 1)
     scored = Scored(torchwise.apply(model, make_decision(model, plan, torch.zeros(1, 4))))
-    loader = DataLoader(scored, batch_size=3, num_workers=2, multiprocessing_context=sys.argv[1])
+    loader = DataLoader(scored, batch_size=3, num_workers=1, multiprocessing_context=sys.argv[1])
     with torch.no_grad():
         expected = torch.stack([model(torch.full((1, 4), float(index))) for index in range(6)])
     torch.testing.assert_close(torch.cat(list(loader)), expected)
@@ -118,7 +118,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_it_works_in_the_workers_of_a_data_loader(start: str, tmp_path: Path) -> None:
+def test_it_works_in_a_worker_of_a_data_loader(start: str, tmp_path: Path) -> None:
     """Runs in a program of its own, as spawned workers begin by running the script of their parent."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

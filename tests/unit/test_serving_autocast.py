@@ -37,8 +37,10 @@ def net() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
 
 
-@pytest.fixture(params=[EAGER, THREADS, pytest.param(INDUCTOR, marks=pytest.mark.slow)], ids=str)
-def decided(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Captured]]:
+@pytest.fixture(params=[EAGER, THREADS, INDUCTOR], ids=str)
+def decided(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, plainly_compiled: None
+) -> Iterator[list[Captured]]:
     """Decide for a plan, and keep the captured calls."""
     found: list[Captured] = []
 

@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def command(folder: Path, factory: str, *plans: Plan, **options: str) -> list[st
     return [*base, "--effort", "quick", "--store", str(folder / "store.db"), *chosen, *flags]
 
 
-def tune(folder: Path, factory: str, *plans: Plan) -> dict[str, object]:
+def tune(folder: Path, factory: str, *plans: Plan) -> dict[str, Any]:
     done = subprocess.run(
         command(folder, factory, *plans, json=str(folder / "study.json")),
         capture_output=True,
@@ -44,18 +45,27 @@ def tune(folder: Path, factory: str, *plans: Plan) -> dict[str, object]:
         env=ENVIRONMENT,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    study: dict[str, object] = json.loads((folder / "study.json").read_text())
+    study: dict[str, Any] = json.loads((folder / "study.json").read_text())
     return study
 
 
-def test_each_planted_fault_ends_alone_and_the_good_plan_is_decided_for(tmp_path: Path) -> None:
-    study = tune(tmp_path, "several", *(Plan(threads=n) for n in (3, 4, 5, 6)), GOOD)
-    *bad, good = study["trials"]  # type: ignore[misc]
+@pytest.mark.usefixtures("brief_searches", "two_threads")
+def test_each_planted_fault_ends_alone_and_the_good_plan_is_decided_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "study.json"
+    words = command(tmp_path, "several", *(Plan(threads=n) for n in (3, 4, 5, 6)), GOOD, json=str(file))
+    monkeypatch.setattr(sys, "argv", words[1:])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    study = json.loads(file.read_text())
+    *bad, good = study["trials"]
     assert [trial["state"] for trial in bad] == ["complete", "complete", "fail", "fail"]
     for trial, word in zip(bad, ("off by", "finite", "SIGSEGV", "no answer on three threads"), strict=True):
         assert word in trial["reason"]
     assert good["state"] == "complete"
-    assert study["decision"]["plan"]["threads"] == 1  # type: ignore[index]
+    assert study["decision"]["plan"]["threads"] == 1
 
 
 def test_kill_9_at_any_moment_loses_no_finished_trial_and_the_same_command_goes_on(tmp_path: Path) -> None:
@@ -72,9 +82,9 @@ def test_kill_9_at_any_moment_loses_no_finished_trial_and_the_same_command_goes_
     process.send_signal(signal.SIGKILL)
     process.wait()
     study = tune(tmp_path, "wrong", *plans)
-    assert [trial["state"] for trial in study["trials"]].count("running") == 0  # type: ignore[union-attr]
-    assert len(study["trials"]) == len(plans)  # type: ignore[arg-type]
-    assert study["decision"]["plan"]["threads"] == 1  # type: ignore[index]
+    assert [trial["state"] for trial in study["trials"]].count("running") == 0
+    assert len(study["trials"]) == len(plans)
+    assert study["decision"]["plan"]["threads"] == 1
     final = _read_finished(tmp_path)
     for plan_id, trial in finished.items():
         assert final[plan_id] == trial
