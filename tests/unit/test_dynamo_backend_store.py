@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,9 +31,12 @@ PROGRAM = """
 import sys
 from dataclasses import replace
 import torch
+from brief import make_brief
 from torchwise.runtime.dynamo import backend, decide
 from torchwise.plan import Plan
+from torchwise.plan.effort import EFFORTS
 
+EFFORTS.update({name: make_brief(profile) for name, profile in EFFORTS.items()})
 run_study = decide.run_study
 
 def search(request, *given):
@@ -93,9 +97,10 @@ def test_the_second_compilation_finds_the_decision_in_the_store(searches: list[A
 def test_the_next_process_finds_it_too(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
+    variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     for asked, said in (("anything", "decided True"), ("stored", "decided False")):
         command = [sys.executable, str(program), str(tmp_path / "store.db"), asked]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=variables)
         assert said in result.stdout, result.stderr
 
 
