@@ -23,7 +23,7 @@ from torchwise.trial.worker import Stage
 
 LIMITS = Limits(60.0, 2**35)
 STAGES = [WorkerStage.COMPILE, WorkerStage.VERIFY, WorkerStage.MEASURE]
-HANG_S = 5.0
+HANG_S = 3.0
 """Seconds after which a job that hangs is to be ended: enough for it to begin on a busy machine."""
 SECONDS_TO_END = 20.0
 """Seconds that may pass from a limit to the end of a worker and of its children."""
