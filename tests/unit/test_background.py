@@ -59,6 +59,12 @@ class Model(torch.nn.Module):
         return self.layer(x).sin()
 
 
+@pytest.fixture(autouse=True)
+def no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no start of a search collect the garbage of all tests before it, which takes half a second."""
+    monkeypatch.setattr(tuning, "_import_compiler", lambda: None)
+
+
 @pytest.fixture
 def alerts() -> Iterator[list[Alert]]:
     heard: list[Alert] = []

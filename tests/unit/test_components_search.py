@@ -109,7 +109,7 @@ def test_a_module_within_a_program_is_tuned_by_workers_and_others_stay_plain(
     asked = {"store": str(tmp_path / "s.db"), "progress": False, "autocast": "bfloat16", "device": "cpu"}
     manager = CompileManager("research", **asked)
     manager.register(program[0], "slow", mode="default", calls=10**9)
-    manager.register(program[1], "quick", budget_s=1.0, calls=10)
+    manager.register(program[1], "quick", budget_s=30.0, calls=10)
     for _ in range(3):
         program(x)
     statistics = manager.statistics()
