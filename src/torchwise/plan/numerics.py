@@ -44,7 +44,7 @@ class Numerics(StrEnum, metaclass=_WithFormerMembers):
     @property
     def rank(self) -> int:
         """Position in the order exact < same-precision < lower-precision < quantized < substituted."""
-        return list(Numerics).index(self)
+        return _RANKS[self]
 
     @property
     def is_judged_by_user(self) -> bool:
@@ -67,6 +67,8 @@ class Numerics(StrEnum, metaclass=_WithFormerMembers):
         except ValueError:
             raise PlanError(f"allow is {name!r}, but must be one of {', '.join(cls)}") from None
 
+
+_RANKS = {level: rank for rank, level in enumerate(Numerics)}
 
 _FORMER = {
     Numerics.SAME_PRECISION: "reordered",
