@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from screenshots import keep_screenshot
 
 from analysis_samples import an_analysis
 from bench_samples import a_benchmark, a_row, ours, some_rows
@@ -140,27 +140,27 @@ def files(folder: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def visit(browser: Any, files: dict[str, Path], folder: Path) -> Any:
-    """Open a page by name, width and colour scheme, with every part of it unfolded, once for all tests."""
-    opened = []
+    """Show a page by name, width and colour scheme. It is opened once, and every part of it unfolded."""
 
     @functools.cache
-    def open_it(name: str, width: int, scheme: str = "light", media: str = "screen") -> Visit:
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        opened.append(context)
+    def open_it(name: str) -> Visit:
         found = Visit(context.new_page())
-        found.page.emulate_media(media=media, color_scheme=scheme)
         found.page.on("console", lambda message: found.complaints.append(message.text))
         found.page.on("pageerror", lambda error: found.complaints.append(str(error)))
         found.page.on("request", lambda asked: found.requests.append(asked.url))
         found.page.goto(files[name].as_uri())
-        if "SCREENSHOTS" in os.environ:
-            found.page.screenshot(path=folder / f"{name}-{width}-{scheme}-{media}.png", full_page=True)
         found.page.evaluate("document.querySelectorAll('details').forEach((e) => { e.open = true; })")
         return found
 
-    yield open_it
-    for context in opened:
-        context.close()
+    def show(name: str, width: int, scheme: str = "light", media: str = "screen") -> Visit:
+        found = open_it(name)
+        found.page.set_viewport_size({"width": width, "height": 900})
+        found.page.emulate_media(media=media, color_scheme=scheme)
+        keep_screenshot(found.page, folder / f"{name}-{width}-{scheme}-{media}.png", whole=True)
+        return found
+
+    with browser.new_context() as context:
+        yield show
 
 
 @pytest.mark.parametrize("width", WIDTHS)
