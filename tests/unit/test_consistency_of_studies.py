@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from dataclasses import replace
 
@@ -17,7 +18,9 @@ from torchwise.records import format as show
 from torchwise.records.answer import Answer
 from torchwise.records.candidates import rows
 from torchwise.report import render_study
-from torchwise.report.study import plots, render_html
+from torchwise.report.document import Plot
+from torchwise.report.html import render_page
+from torchwise.report.study import plots, render_html, study_document
 from torchwise.study.decision import decide
 from torchwise.study.history import History
 
@@ -82,15 +85,21 @@ STUDIES = {
 }
 
 
+@functools.cache
+def draw_page(name: str) -> tuple[list[Plot], str]:
+    """Draw the plots of a study by its name, and its page with them, once for all tests."""
+    found = plots(STUDIES[name])
+    return found, render_page(study_document(STUDIES[name], plots=found))
+
+
 @pytest.mark.parametrize("name", STUDIES)
 def test_no_two_figures_of_a_study_disagree(name: str) -> None:
-    study = STUDIES[name]
-    check_study(study, render_text(study), render_html(study))
+    check_study(STUDIES[name], render_text(STUDIES[name]), draw_page(name)[1])
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_plots_name_one_plan_as_the_fastest(name: str) -> None:
-    found = {plot.key: plot for plot in plots(STUDIES[name])}
+    found = {plot.key: plot for plot in draw_page(name)[0]}
     fastest, quickest = found["speedup"].summary, found["latency"].summary
     if "is the fastest" in fastest and "eager has" not in quickest:
         plan = fastest.partition(" plan ")[2] or fastest.partition(" plans ")[2]

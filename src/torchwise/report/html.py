@@ -6,6 +6,7 @@ A page has no script and fetches nothing. It is readable in light and dark theme
 from __future__ import annotations
 
 import base64
+import functools
 import re
 import xml.etree.ElementTree as ElementTree
 from html import escape
@@ -17,6 +18,7 @@ from torchwise.records import format as show
 from torchwise.report.document import Document
 
 if TYPE_CHECKING:
+    from jinja2 import Template
     from markupsafe import Markup
 
 Theme = Literal["light", "dark"]
@@ -70,8 +72,16 @@ def _part_css(theme: Theme) -> str:
 
 
 def _render(document: Document, css: str, *, is_part: bool) -> str:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
+
+    numbers = count(1)
+    context = {"document": document, "css": Markup(css), "is_part": is_part, "number": lambda: next(numbers)}
+    return _load_template().render(context)
+
+
+@functools.cache  # a dashboard draws many, and reading the template takes longer than filling it
+def _load_template() -> Template:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
         loader=PackageLoader("torchwise.report"),
@@ -83,9 +93,7 @@ def _render(document: Document, css: str, *, is_part: bool) -> str:
     )
     environment.filters["kind"] = lambda block: type(block).__name__
     environment.filters["prose"] = _mark_code
-    numbers = count(1)
-    context = {"document": document, "css": Markup(css), "is_part": is_part, "number": lambda: next(numbers)}
-    return environment.get_template(TEMPLATE).render(context)
+    return environment.get_template(TEMPLATE)
 
 
 def _mark_code(text: str) -> Markup:
