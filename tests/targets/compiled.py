@@ -31,3 +31,18 @@ def miscompile() -> object:
 
 def disable_compile() -> object:
     return Disabled(), (torch.randn(64),)
+
+
+class Dropped(torch.nn.Module):
+    """Drops out a part of each answer, also in inference."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = torch.nn.Linear(32, 32), torch.nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.leave(torch.dropout(self.enter(x), 0.3, train=True))
+
+
+def dropped() -> object:
+    return Dropped(), (torch.randn(8, 32),)

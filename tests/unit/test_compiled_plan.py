@@ -1020,6 +1020,7 @@ class KeepingBlock(torch.nn.Module):
     ],
     ids=str,
 )
+@pytest.mark.usefixtures("plainly_compiled")
 @torch.no_grad()
 def test_what_a_copy_sets_on_itself_reaches_the_original(plan: Plan) -> None:
     model, x = Keeping().eval(), torch.randn(4, 16)

@@ -214,8 +214,9 @@ def test_noise_that_alternates_between_two_draws_is_caught_as_dependent() -> Non
     assert [c.outcome for c in checks if c.name == "independence"] == [Outcome.FAIL]
 
 
-def test_true_pairs_are_rejected_at_the_stated_rate_and_no_more() -> None:
-    """1,000 pairs of true eager samples. At a rate of 1e-3, six or more false alarms happen once in 1,600 runs."""
+@pytest.mark.parametrize(("pairs", "most"), [(250, 2), pytest.param(1000, 5, marks=pytest.mark.nightly)])
+def test_true_pairs_are_rejected_at_the_stated_rate_and_no_more(pairs: int, most: int) -> None:
+    """Pairs of true eager samples. At a rate of 1e-3, more false alarms happen once in 400 or 1,600 runs."""
     torch.manual_seed(0)
     model = Noisy(dropout=0.3)
     x = torch.randn(2, 64)
@@ -225,11 +226,11 @@ def test_true_pairs_are_rejected_at_the_stated_rate_and_no_more() -> None:
             return model(x.expand(calls, 2, 64)).reshape(calls, -1).double().numpy()
 
     alarms = 0
-    for _ in range(1000):
+    for _ in range(pairs):
         checks = judge(*(sample(MIN_CALLS) for _ in range(3)), ONE_TENSOR[:128], exact=True)
         alarms += any(check.outcome is not Outcome.PASS for check in checks)
     assert FALSE_ALARM_RATE == 1e-3
-    assert alarms <= 5
+    assert alarms <= most
 
 
 def test_rounding_of_a_lower_precision_is_no_other_noise() -> None:
