@@ -16,6 +16,7 @@ from doc_pages import ROOT
 from torch import nn
 
 import torchwise
+from brief import BRIEF
 from live_decisions import make_decision
 from torchwise import bucketing
 from torchwise.plan import CHOICES, Plan
@@ -25,7 +26,9 @@ ONE_THREAD = Plan(threads=1)
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have searches try one plan that compiles nothing, and analyses run the plain model alone."""
+    """Have searches try one plan that compiles nothing, briefly, and analyses run the plain model alone."""
+    # Times that say little suffice, and loss curves that give no sure comparison.
+    monkeypatch.setitem(EFFORTS, "quick", replace(BRIEF, measure_s=0.2, extra_draws=0))
     for module, name, changes in (
         (torchwise, "tune", {"plans": [ONE_THREAD], "effort": "quick"}),
         (torchwise, "optimize", {"plans": [ONE_THREAD], "effort": "quick"}),
@@ -96,12 +99,6 @@ def prepare_components(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             return self.storage(self.neuron(x))
 
     return {"program": Program(), "carry": lambda x: x + 1, "stream": [torch.randn(2, 8)]}
-
-
-def prepare_training(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    # Two studies and a batch suffice: loss curves that give no sure comparison, and times that say little.
-    monkeypatch.setitem(EFFORTS, "quick", replace(EFFORTS["quick"], measure_s=0.2, extra_draws=0, noise_s=0.2))
-    return {}
 
 
 def prepare_tutorial(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -183,7 +180,6 @@ OF_PAGE: dict[str, Callable[[pytest.MonkeyPatch], dict[str, Any]]] = {
     "docs/reference/fallback-reasons.md": prepare_fallback_reasons,
     "docs/serving.md": prepare_serving,
     "docs/bucketing.md": prepare_bucketing,
-    "docs/training.md": prepare_training,
     "docs/tutorial.md": prepare_tutorial,
     "docs/watch.md": prepare_watch,
 }

@@ -128,9 +128,9 @@ def test_functions_of_one_number(function: Callable[..., Any], dtype: torch.dtyp
         return function(x), x * x  # so that there is arithmetic, also where the function only moves
 
     check(also, z(7, 5, dtype=dtype), times=64)
-    check(also, z(dtype=dtype), times=64)
-    check(also, z(0, 3, dtype=dtype))
-    check(also, z(4, 6, dtype=dtype).t()[::2], times=64, strides=False)
+    if dtype is C128:  # forms are treated alike in both precisions
+        forms = z(), z(0, 3), z(4, 6).t()[::2]
+        check(lambda *given: [answer for x in given for answer in also(x)], *forms, times=64, strides=False)
 
 
 BINARY: dict[str, Callable[..., Any]] = {
@@ -160,13 +160,13 @@ OPERANDS: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("operands", OPERANDS.values(), ids=list(OPERANDS))
-@pytest.mark.parametrize("function", BINARY.values(), ids=list(BINARY))
-def test_functions_of_two_numbers(function: Callable[..., Any], operands: tuple[Any, Any]) -> None:
+def test_functions_of_two_numbers(operands: tuple[Any, Any]) -> None:
     first, second = operands
     if isinstance(second, torch.Tensor):
-        check(lambda x, y: function(x, y) + 0.5j, first, second, times=64)
-    elif function is not torch.logical_and:  # it takes tensors alone
-        check(lambda x: function(x, second) + 0.5j, first, times=64)
+        check(lambda x, y: [function(x, y) + 0.5j for function in BINARY.values()], first, second, times=64)
+    else:
+        of_a_number = [function for function in BINARY.values() if function is not torch.logical_and]
+        check(lambda x: [function(x, second) + 0.5j for function in of_a_number], first, times=64)
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, -1, -2, 7, 40, 0.5, -0.5, 1.7, 0.3 - 2j])
@@ -233,7 +233,7 @@ finite = st.floats(-1e6, 1e6, allow_subnormal=False)
 numbers = st.lists(st.builds(complex, finite, finite), min_size=1, max_size=6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(numbers, numbers)
 def test_arithmetic_of_any_numbers(first: list[complex], second: list[complex]) -> None:
     a = torch.tensor(first, dtype=C128)[:, None]
