@@ -45,7 +45,7 @@ class TestRowPrograms(BackendContract):
         return load_choices()["backend", "row_programs"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # test_exported_backends has one answer of it, and OpenVINO is given exported graphs, too
 class TestOnnxRuntime(BackendContract):
     @pytest.fixture
     def choice(self) -> Choice:

@@ -555,6 +555,14 @@ def test_onnx_runtime_names_what_it_lacks() -> None:
     assert logging.getLogger("torch.onnx").level == level
 
 
+@pytest.mark.slow
+def test_onnx_runtime_answers_at_any_size() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()).eval()
+    compiled = compile_whole(model, Plan(backend="onnxruntime", shapes="dynamic"), torch.randn(2, 4))
+    for rows in (2, 5):
+        check_same(compiled, model, torch.randn(rows, 4))
+
+
 def test_onnx_runtime_needs_its_cuda_provider_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = [types.SimpleNamespace(device=torch.device("cuda", 1))]
     cpu = [types.SimpleNamespace(device=torch.device("cpu"))]
