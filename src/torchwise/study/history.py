@@ -251,10 +251,11 @@ class History:
 
         A search goes on from these. It takes more processes than a trial's own to tell whether they pay for certain.
         """
-        economics = self.economics
-        most = economics.baseline_cost * (1 - TIE) if self.eager_fits else math.inf
-        verified = [t for t in self.trials if self.fits(t) and (t.is_promising if self.eager_fits else t.is_verified)]
-        return sorted((t for t in verified if economics.cost(t).mid < most), key=lambda t: economics.cost(t).mid)
+        economics, eager_fits = self.economics, self.eager_fits
+        most = economics.baseline_cost * (1 - TIE) if eager_fits else math.inf
+        verified = [t for t in self.trials if self.fits(t) and (t.is_promising if eager_fits else t.is_verified)]
+        costs = [(economics.cost(trial).mid, trial) for trial in verified]
+        return [trial for cost, trial in sorted(costs, key=lambda pair: pair[0]) if cost < most]
 
     def incumbent(self) -> Plan:
         """Return the promising plan of least expected cost, or eager if there is none."""
