@@ -231,6 +231,7 @@ def test_the_page_and_the_sentence_name_both_sides(sides: Path) -> None:
         ("shifted", {"reference": "make", "inputs": ()}),
     ],
 )
+@pytest.mark.usefixtures("brief_searches")
 def test_a_right_candidate_is_timed_and_its_later_answers_are_checked(
     sides: Path, candidate: str, options: dict[str, Any]
 ) -> None:
