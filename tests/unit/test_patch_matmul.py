@@ -206,19 +206,18 @@ def test_patches_of_any_dimension_are_a_trait_where_convolutions_take_time(kind:
     assert "patches" not in traits(0.01)
 
 
+@pytest.mark.slow
+def test_an_encoder_compiled_by_inductor_passes(encoder: Encoder) -> None:
+    check(Workload(encoder, (Example((torch.randn(2, 3, 8, 8),)),)))
+
+
 @pytest.mark.usefixtures("plainly_compiled")
 def test_the_vision_model_of_the_zoo_passes() -> None:
-    check_vision_model()
-
-
-@pytest.mark.nightly
-def test_the_vision_model_of_the_zoo_passes_with_inductor() -> None:
-    check_vision_model()
+    check(load("arr_coc.model@small"))
 
 
 @torch.no_grad()
-def check_vision_model() -> None:
-    workload = load("arr_coc.model@small")
+def check(workload: Workload) -> None:
     plan = Plan(backend="inductor", transforms=("patch_matmul",))
     call = compile_plan(workload.call, plan, workload.examples[0], device="cpu", mode="inference").call
     verdict = verify(Subject(workload, call, workload.call))
