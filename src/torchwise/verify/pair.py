@@ -81,7 +81,9 @@ class _Judge:
     def __init__(self, subject: PairSubject, findings: PairFindings, cases: Sequence[Case]) -> None:
         self._subject, self._witness, self._findings, self._cases = subject, subject.witness, findings, cases
         self._reference = Reference(subject.reference, training=subject.training)
-        self._has_own_state = self._witness.adopt(state_of(subject.reference), takes=subject.shares_weights)
+        state = state_of(subject.reference)
+        self._has_own_state = self._witness.adopt(state, takes=subject.shares_weights)
+        self._shared = frozenset(state if self._has_own_state else ())
         self._is_stateful, self._incoming = False, SUM
         self._held = HeldOutputs()
         self._refused: dict[str, str] = {}
@@ -282,7 +284,9 @@ class _Judge:
             return Check(CheckName.ANSWER, Outcome.NOT_COMPARABLE, f"the candidate refuses it: {told.error}")
         if told.observation is None:
             return Check(CheckName.ANSWER, Outcome.FAIL, f"the candidate {told.error or 'does not answer'}")
-        candidate = drop_private_state(self._has_own_state, with_plain_leaves(told.observation), native)
+        candidate = drop_private_state(
+            with_plain_leaves(told.observation), native, self._shared, has_own_state=self._has_own_state
+        )
         if case.is_layout:
             candidate = with_strides_of(candidate, native)
         if Property.BITWISE in subject.properties and (found := find_difference(candidate, native)):
