@@ -181,7 +181,7 @@ def last_column_never_written(x: Tensor) -> Tensor:
     return out
 
 
-@plant("forward", lambda x: x.sum(dim=-1), MATRIX, caught_by=(Name.MEMORY, Name.VALUES))
+@plant("forward", lambda x: x.sum(dim=-1), MATRIX, caught_by=KEPT)
 def sum_into_memory_taken_for_zeros(x: Tensor) -> Tensor:
     out = torch.empty(x.shape[0], dtype=x.dtype)
     return torch.where(out.abs() < 1e-6, 0.0, out).add_(x.sum(dim=-1))

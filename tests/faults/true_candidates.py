@@ -87,6 +87,12 @@ FAMILIES = (
     Family(
         "sum", lambda x: x.sum(-1), (sum_pairs, lambda x: x.flip(-1).sum(-1), lambda x: x @ torch.ones(x.shape[-1]))
     ),
+    Family(
+        "complex product",
+        torch.mul,
+        (lambda x, y: torch.complex(x.real * y.real - x.imag * y.imag, x.real * y.imag + x.imag * y.real),),
+        ("x: complex64[n, 4] n=0..9", "y: complex64[n, 4]"),
+    ),
     Family("matmul", torch.matmul, (split_k, lambda x, y: torch.einsum("nk,km->nm", x, y)), PAIR),
     Family(
         "variance", lambda x: x.var(-1, unbiased=False), (welford,), ("x: float32[n, m] n=1..40 m=1..200 in -2..2",)

@@ -262,11 +262,13 @@ def _layout_cases(base: Example, layouts: Sequence[tuple[str, Fill]]) -> list[Ca
     found = []
     for name, lay_out in layouts:
         laid = _map_in_order(base, lay_out)
-        if any(
-            a.stride() != b.stride() or a.storage_offset() != b.storage_offset() for a, b in pair_tensors(laid, base)
-        ):
+        if any(_layout_of(a) != _layout_of(b) for a, b in pair_tensors(laid, base)):
             found.append(Case(name, laid, is_layout=True))
     return found
+
+
+def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.stride(), tensor.storage_offset(), tensor.is_conj()
 
 
 def _map_in_order(example: Example, function: Callable[[torch.Tensor], torch.Tensor]) -> Example:
@@ -286,6 +288,19 @@ def _transposed(tensor: torch.Tensor) -> torch.Tensor:
     if not is_plain(tensor) or tensor.dim() < 2:
         return tensor
     return tensor.mT.contiguous().mT
+
+
+def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    """Return images or volumes with their channels innermost, for which kernels often have code of its own."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if not is_plain(tensor) or tensor.dim() not in formats:
+        return tensor
+    return tensor.contiguous(memory_format=formats[tensor.dim()])
+
+
+def _conjugated(tensor: torch.Tensor) -> torch.Tensor:
+    """Return complex values whose memory holds the conjugates, as `Tensor.conj` marks them and writes nothing."""
+    return tensor.conj().resolve_conj().conj() if is_plain(tensor) and tensor.is_complex() else tensor
 
 
 def _shifted(tensor: torch.Tensor) -> torch.Tensor:
@@ -317,6 +332,8 @@ IN_ROWS: tuple[tuple[str, Fill], ...] = (("inputs at an odd offset", _shifted),)
 VALUES_KEPT: tuple[tuple[str, Fill], ...] = (
     ("strided inputs", _strided),
     ("transposed inputs", _transposed),
+    ("channels last", _channels_last),
+    ("conjugated inputs", _conjugated),
     *IN_ROWS,
 )
 """Layouts in which all values stay as they are, as inputs may have a structure."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -11,6 +12,8 @@ from torchwise.workload import pytree
 from torchwise.workload.workload import Example, Workload
 
 Change = Callable[[torch.Tensor], torch.Tensor]
+LITTLE = (9e-6, 2e-4)
+"""Relative changes that a key with a tolerance overlooks: one of `allclose`, and one of values cut to three digits."""
 
 
 def redraw_examples(workload: Workload, seeds: Sequence[int]) -> list[Example]:
@@ -78,11 +81,12 @@ def is_alike(one: Example, other: Example) -> bool:
 def list_near(example: Example, seed: int = 0) -> tuple[Example, ...]:
     """Return inputs that a careless key takes for the same.
 
-    Values are permuted, the last one differs, or one at a place that the seed decides.
+    Values are permuted, the last one differs, or one at a place that the seed decides, or all by less than a tolerance.
     """
     generator = torch.Generator().manual_seed(seed % 2**31)
     found = []
-    for change in (_permute, _change_last, lambda tensor: _change_one(tensor, generator)):
+    changes = (partial(_change_little, by=by) for by in LITTLE)
+    for change in (_permute, _change_last, lambda tensor: _change_one(tensor, generator), *changes):
         near = example.map_tensors(keep_gradient(change))
         if not is_alike(near, example):
             found.append(near)
@@ -111,12 +115,20 @@ def _can_change(tensor: torch.Tensor) -> bool:
     return is_plain(tensor) and is_wide and not _is_mask(tensor) and not is_rising(tensor)
 
 
+def _change_little(tensor: torch.Tensor, by: float) -> torch.Tensor:
+    """Return values a little nearer to zero, of which none is beyond the others."""
+    if not (_can_change(tensor) and tensor.is_floating_point() and bool(tensor.isfinite().all())):
+        return tensor.clone()
+    return pytree.copy_of(tensor).copy_((tensor * (1 - by)).clamp(tensor.min(), tensor.max()))
+
+
 def _permute(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values of a tensor in another order, but for the first one."""
+    """Return the values of a tensor in another order, but for the first quarter."""
     if not _can_change(tensor) or tensor.numel() < 3:
         return tensor.clone()
     flat = tensor.flatten().clone()
-    flat[1:] = flat[1:].flip(0)
+    kept = max(1, len(flat) // 4)
+    flat[kept:] = flat[kept:].flip(0)
     return pytree.copy_of(tensor).copy_(flat.view(tensor.shape))
 
 

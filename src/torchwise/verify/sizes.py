@@ -9,7 +9,7 @@ import torch
 
 Sizes = dict[str, int]
 Ranges = Mapping[str, tuple[int, int]]
-SIZES = (1, 2, 3, 7, 8, 31, 33, 64, 97, 127, 128, 129, 257)
+SIZES = (1, 2, 3, 7, 8, 31, 33, 64, 97, 127, 128, 129, 256, 257)
 """Sizes to try: one, odd and prime ones, and those around the edges of tiles."""
 RANDOM = 2
 """Draws of all sizes over their whole ranges, and of large ones alone. No candidate can know them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -111,9 +112,10 @@ VALUE_EDGES = (
     ValueEdge("the largest value", _bound(lambda _, high: high)),
     ValueEdge("duplicates", _repeat_values),
     ValueEdge("falling values", _free(_sort_values)),
-    ValueEdge("negative values", _free(lambda t, _: -t.abs())),
+    ValueEdge("negative values", _free(lambda t, _: (-t.abs()).to(t.dtype))),  # of complex ones, too
     ValueEdge("an offset", _free(lambda t, _: t + 100)),
     ValueEdge(LARGE_VALUES, _free(lambda t, one: t * LARGE[one.dtype])),
+    ValueEdge("small magnitude", _free(lambda t, _: t * math.sqrt(torch.finfo(t.dtype).eps) / 16)),
     ValueEdge("denormal numbers", _free(lambda t, _: t * torch.finfo(t.dtype).tiny * 0.1)),
     ValueEdge("negative zeros", _free(_sprinkle(-0.0, 0.0))),
     ValueEdge("infinities", _free(_sprinkle(torch.inf, -torch.inf))),
