@@ -30,7 +30,7 @@ from torch._dynamo.utils import same
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from faults import backward, edges, forward, given, memory, noise, process, steps  # noqa: F401  which plant their faults
+from faults import backward, edges, effects, forward, given, memory, noise, process, steps  # noqa: F401  which plant their faults
 from faults.fault import FAULTS, Fault, reset_settings
 from faults.true_candidates import FAMILIES, Family
 from torchwise.compile import compile_plan

@@ -52,6 +52,7 @@ def reset_settings() -> None:
     torch.use_deterministic_algorithms(False)
     torch.set_autocast_enabled("cpu", False)
     torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.benchmark = False
     torch.backends.cuda.enable_flash_sdp(True)
     while HANDLES:
         HANDLES.pop().remove()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from faults import backward, edges, forward, given, memory, noise, steps  # noqa: F401  which plant their faults
+from faults import backward, edges, effects, forward, given, memory, noise, steps  # noqa: F401  which plant their faults
 from faults.fault import FAULTS, Fault, reset_settings
 from faults.true_candidates import FAMILIES, Family
 from torchwise.compile import compile_plan

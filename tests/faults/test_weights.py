@@ -36,6 +36,28 @@ class Renamed(torch.nn.Module):
         return self.inner(x)
 
 
+class Total(torch.nn.Module):
+    """Returns its own state, which the judge restores after each question."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.total.add_(x.sum())
+
+
+def force(x: torch.Tensor) -> torch.Tensor:
+    """Return a gradient, for which the input itself is made to require one."""
+    with torch.enable_grad():
+        return torch.autograd.grad((x.requires_grad_() ** 3).sum(), x)[0]
+
+
+def draw_and_forget(x: torch.Tensor) -> torch.Tensor:
+    torch.rand(3)
+    return x * 2
+
+
 def close_over() -> Callable[..., Any]:
     layer = make_layer()
     return lambda x: layer(x)
@@ -56,6 +78,13 @@ def batch_of(call: Any) -> Workload:
 def test_a_right_candidate_with_weights_of_its_own_passes(make: Callable[[], Any]) -> None:
     reference = make_layer()
     found = judge(reference, make(), batch_of(reference))
+    assert {check.outcome for check in found.checks} == {Outcome.PASS}, found.checks
+
+
+@pytest.mark.parametrize("make", [Total, lambda: force, lambda: draw_and_forget])
+def test_what_the_reference_does_too_is_no_fault(make: Callable[[], Any]) -> None:
+    reference = make()
+    found = judge(reference, make(), batch_of(reference), stochastic=False)
     assert {check.outcome for check in found.checks} == {Outcome.PASS}, found.checks
 
 

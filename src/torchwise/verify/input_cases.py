@@ -57,6 +57,10 @@ class Case:
     sizes: Sizes = field(default_factory=dict)
     incoming: int = SUM
 
+    def count_elements(self) -> int:
+        """Return the number of elements of all inputs."""
+        return sum(tensor.numel() for tensor in self.example.tensors())
+
 
 def cases_of_examples(workload: Workload, seed: int) -> list[Case]:
     """Return the given examples with other values, layouts and batch sizes, and with edges that an example lacks."""

@@ -24,6 +24,7 @@ from torchwise.verify.allowances import (
     with_overflow_of,
     with_strides_of,
 )
+from torchwise.verify.call_watch import DRAWS, CallWatch
 from torchwise.verify.compare import Sides, compare
 from torchwise.verify.held_outputs import HeldOutputs
 from torchwise.verify.incoming import SUM, make_loss
@@ -46,7 +47,7 @@ from torchwise.workload.module_state import kept_state
 from torchwise.workload.workload import Example
 
 SETTLED_CASES, POISONED_CASES = 2, 3
-"""Cases after whose calls the judge waits, and cases that are answered with all memory full of NaN."""
+"""Cases after whose calls the judge waits, besides the largest, and cases that are answered with memory full of NaN."""
 
 
 def judge_pair(subject: PairSubject, cases: Sequence[Case]) -> PairFindings:
@@ -86,7 +87,9 @@ class _Judge:
         self._shared = frozenset(state if self._has_own_state else ())
         self._is_stateful, self._incoming = False, SUM
         self._held = HeldOutputs()
+        self._largest = max(cases, key=lambda case: case.count_elements(), default=None)
         self._refused: dict[str, str] = {}
+        self._own_faults: set[str] = set()
         self._kinds: tuple[str, ...] = ()
         self._seen: dict[tuple[int, int], tuple[Example, Observation | None, Observation | None]] = {}
 
@@ -102,7 +105,12 @@ class _Judge:
             )
         if self._draws_random_numbers(first.example):
             yield from check_noise(
-                self._subject, self._findings, self._cases, self._observe_case, shares_weights=self._has_own_state
+                self._subject,
+                self._findings,
+                self._cases,
+                self._observe_case,
+                partial(self._find_side_effect, ignored=DRAWS),
+                shares_weights=self._has_own_state,
             )
         else:
             yield from self._check_values()
@@ -194,22 +202,25 @@ class _Judge:
             case.incoming,
             SUCCESSIVE if self._is_stateful else 1,
             restores=self._is_stateful,
-            settles=seed < SETTLED_CASES,
+            settles=seed < SETTLED_CASES or case is self._largest,
             poisons=0 < len(self._cases) - POISONED_CASES <= seed,
         )
         told = self._witness.answer(question)
         check = self._compare(case, seed, native, told)
         if check.outcome is Outcome.FAIL or told.observation is None:
             return check
+        return self._find_side_effect(case, told) or self._check_hidden_state(case, seed, question) or check
+
+    def _find_side_effect(self, case: Case, told: Testimony, ignored: str = "") -> Check | None:
+        """Return a check that fails if a call did more than to answer, and more than the reference's calls do."""
         if told.late:
             detail = "an output changes after the call returned: other threads or streams still write to it"
             return Check(CheckName.LATE_WORK, Outcome.FAIL, detail)
         if case.is_given and told.kinds != self._kinds:
             detail = f"the outputs are of class {', '.join(told.kinds)}, the reference's {', '.join(self._kinds)}"
             return Check(CheckName.STRUCTURE, Outcome.FAIL, detail)
-        if told.faults:
-            return Check(CheckName.SURROUNDINGS, Outcome.FAIL, told.faults[0])
-        return self._check_hidden_state(case, seed, question) or check
+        faults = [fault for fault in told.faults if fault not in self._own_faults and fault != ignored]
+        return Check(CheckName.SURROUNDINGS, Outcome.FAIL, faults[0]) if faults else None
 
     def _check_hidden_state(self, case: Case, seed: int, question: Question) -> Check | None:
         """Check other values in the same memory, the old values again, and memory full of NaN."""
@@ -251,9 +262,10 @@ class _Judge:
 
     def _observe_reference(self, example: Example, seed: int, call: Any = None) -> Observation | None:
         original, kept = self._subject.reference, list[Any]()
+        watch = CallWatch(call or original)
         try:
             found = observe(
-                call or original,
+                watch,
                 original,
                 example,
                 seed=seed,
@@ -263,6 +275,7 @@ class _Judge:
                 kept=kept,
             )
             self._held.hold(*kept)
+            self._own_faults.update(watch.faults)
             return with_plain_leaves(found)
         except Exception:  # a reference may refuse made-up inputs in any way
             return None

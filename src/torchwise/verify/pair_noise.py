@@ -15,11 +15,12 @@ from torchwise.verify.compare import Sides, compare
 from torchwise.verify.input_cases import Case, describe_inputs
 from torchwise.verify.noise_floor import Sensitivity
 from torchwise.verify.observe import Observation
+from torchwise.verify.pair_state import BUFFER, GRADIENT, STATE, is_of_weight
 from torchwise.verify.pair_subject import PairFindings, PairSubject
 from torchwise.verify.properties import find_difference
 from torchwise.verify.stochastic import MAX_CALLS, MIN_CALLS, Samples, collect, judge
 from torchwise.verify.verify import EPSILON
-from torchwise.verify.witness import Question, Witness, answer_all
+from torchwise.verify.witness import Question, Testimony, Witness, answer_all, live_state_of
 from torchwise.workload.module_state import kept_state
 
 CASES = 4
@@ -30,10 +31,17 @@ MAX_S = 60.0
 """Seconds from which on no more inputs are tried."""
 
 Observe = Callable[[Case, int], Observation | None]
+FindSideEffect = Callable[[Case, Testimony], Check | None]
 
 
 def check_noise(
-    subject: PairSubject, findings: PairFindings, cases: Sequence[Case], observe: Observe, *, shares_weights: bool
+    subject: PairSubject,
+    findings: PairFindings,
+    cases: Sequence[Case],
+    observe: Observe,
+    find_side_effect: FindSideEffect,
+    *,
+    shares_weights: bool,
 ) -> Iterator[Check]:
     """Yield the checks on several cases, then those of the promises.
 
@@ -42,6 +50,7 @@ def check_noise(
         findings: gets a note for inputs that were not tried.
         cases: all cases, the user's first.
         observe: observes the reference on a case from a seed, or returns None if it refuses the case.
+        find_side_effect: returns a check that fails if a call did more than to answer, or None.
         shares_weights: whether gradients of weights are compared.
     """
     start, passed = time.monotonic(), {}
@@ -50,7 +59,8 @@ def check_noise(
         if number and time.monotonic() - start > MAX_S:
             findings.notes.append(f"the noise was compared on {number} inputs alone, as its calls take long")
             break
-        for check in _check_case(subject, case, observe, len(chosen), shares_weights=shares_weights):
+        checks = _check_case(subject, case, observe, find_side_effect, len(chosen), shares_weights=shares_weights)
+        for check in checks:
             if check.outcome is Outcome.FAIL:
                 findings.failing = None
                 yield replace(check, detail=f"{case.name} ({describe_inputs(case.example)}): {check.detail}")
@@ -65,25 +75,26 @@ def choose_cases(cases: Sequence[Case]) -> list[Case]:
     """Return the first case, one of the most elements, one of other sizes or values, and one in an unusual layout."""
     rest = [case for case in cases[1:] if not case.is_beyond and not case.is_tiny]
     laid = [case for case in rest if case.is_layout]
-    sized = [case for case in rest if not case.is_layout and count_elements(case) > 1 and not case.is_given]
-    largest = max(sized, key=count_elements, default=None)
+    sized = [case for case in rest if not case.is_layout and case.count_elements() > 1 and not case.is_given]
+    largest = max(sized, key=lambda case: case.count_elements(), default=None)
     first = next((case for case in sized if case is not largest), None)
     return [cases[0], *(case for case in (largest, first, *laid[:1]) if case is not None)][:CASES]
 
 
-def count_elements(case: Case) -> int:
-    """Return the number of elements of all inputs."""
-    return sum(tensor.numel() for tensor in case.example.tensors())
-
-
 def _check_case(
-    subject: PairSubject, case: Case, observe: Observe, share: int, *, shares_weights: bool
+    subject: PairSubject,
+    case: Case,
+    observe: Observe,
+    find_side_effect: FindSideEffect,
+    share: int,
+    *,
+    shares_weights: bool,
 ) -> Iterator[Check]:
     natives = [observe(case, seed) for seed in (0, 1)]
     native = natives[0]
     if native is None or natives[1] is None:
         return
-    question = Question(case.example, 0, subject.training, case.incoming)
+    question = Question(case.example, 0, subject.training, case.incoming, settles=case.is_given)
     told = subject.witness.answer(question)
     if told.observation is None and told.refuses:
         yield Check(CheckName.ANSWER, Outcome.NOT_COMPARABLE, f"the candidate refuses it: {told.error}")
@@ -91,8 +102,11 @@ def _check_case(
     if told.observation is None:
         yield Check(CheckName.ANSWER, Outcome.FAIL, f"the candidate {told.error or 'does not answer'}")
         return
-    yield from _compare_still(subject, told.observation, native, natives[1])
-    own = _ask_for_noise(subject.witness, replace(question, seed=2))
+    if found := find_side_effect(case, told):
+        yield found
+        return
+    yield from _compare_still(subject, told.observation, native, natives[1], shares_weights=shares_weights)
+    own = _ask_for_noise(subject.witness, replace(question, seed=2, settles=False))
     if own is None:
         yield Check(CheckName.ANSWER, Outcome.FAIL, "the candidate gives no answers to calls in a row")
         return
@@ -110,12 +124,14 @@ def _check_case(
 
 
 def _compare_still(
-    subject: PairSubject, candidate: Observation, native: Observation, other: Observation
+    subject: PairSubject, candidate: Observation, native: Observation, other: Observation, *, shares_weights: bool
 ) -> Iterator[Check]:
     """Compare the form of all, and the values that do not depend on the seed: written inputs and buffers."""
     known, own = {name for name, _ in native.leaves}, dict(candidate.leaves)
-    private = ("state ", "buffer ", "gradient of ")
-    leaves = tuple((n, v) for n, v in candidate.leaves if n in known or not n.startswith(private))
+    private, shared = (STATE, BUFFER, GRADIENT), live_state_of(subject.reference) if shares_weights else ()
+    leaves = tuple(
+        (n, v) for n, v in candidate.leaves if n in known or not n.startswith(private) or is_of_weight(n, shared)
+    )
     expected = tuple((n, v) for n, v in native.leaves if n in own or not n.startswith(private))
     candidate, native = replace(candidate, leaves=leaves), replace(native, leaves=expected)
     check = compare(Sides(candidate, native, native, None), None, Sensitivity())[0]

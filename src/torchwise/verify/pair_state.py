@@ -31,9 +31,7 @@ def drop_private_state(
     """
     known = {name for name, _ in native.leaves}
     private = (STATE, BUFFER, *(() if has_own_state else (GRADIENT,)))
-    leaves = [
-        (n, v) for n, v in candidate.leaves if n in known or not n.startswith(private) or _is_of_weight(n, shared)
-    ]
+    leaves = [(n, v) for n, v in candidate.leaves if n in known or not n.startswith(private) or is_of_weight(n, shared)]
     told = {name for name, _ in leaves}
     if not has_own_state:
         names = {n for n in known - told if n.startswith(private) and not n.startswith("gradient of input")}
@@ -43,7 +41,7 @@ def drop_private_state(
     return replace(candidate, leaves=tuple(leaves))
 
 
-def _is_of_weight(leaf: str, weights: Container[str]) -> bool:
+def is_of_weight(leaf: str, weights: Container[str]) -> bool:
     """Whether a leaf is a change of one of some weights, such as "state linear.weight after the call"."""
     return leaf.startswith(STATE) and name_of_weight(leaf.removeprefix(STATE).split(" ", 1)[0]) in weights
 

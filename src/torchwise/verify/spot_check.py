@@ -136,11 +136,12 @@ def _run(call: Callable[..., Any], example: Example) -> list[torch.Tensor]:
 
 
 def _share(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
-    places = {_place(t) for t in some if t.numel()} - {0}
-    return any(_place(t) in places for t in others if t.numel())
+    places = {place_of(t) for t in some if t.numel()} - {0}
+    return any(place_of(t) in places for t in others if t.numel())
 
 
-def _place(tensor: torch.Tensor) -> int:
+def place_of(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's memory, or 0 if it has none of its own."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # sparse and other tensors without one storage

@@ -9,7 +9,7 @@ import builtins
 import importlib
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
@@ -58,12 +58,16 @@ class Surroundings:
 
     def list_changed_settings(self) -> list[str]:
         """List the settings that differ now, each with its former value."""
-        now = read_settings()
-        return [f"{name} from {old} to {now[name]}" for name, old in self._settings.items() if now[name] != old]
+        return list_differences(self._settings, read_settings())
 
     def accept_settings(self) -> None:
         """Take the present settings as those to keep: a module may set some while it is imported."""
         self._settings = read_settings()
+
+
+def list_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """List the settings that differ, each with its former value."""
+    return [f"{name} from {old} to {now[name]}" for name, old in before.items() if now[name] != old]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,14 @@ import torch
 
 from torchwise.errors import UnsupportedError, format_error
 from torchwise.records import Outcome
+from torchwise.verify.call_watch import CallWatch
 from torchwise.verify.held_outputs import HeldOutputs
 from torchwise.verify.incoming import SUM, make_loss
 from torchwise.verify.leaves import leaves_of
 from torchwise.verify.observe import Observation, name_of_weight, observe
-from torchwise.verify.spot_check import check_retained_outputs
+from torchwise.verify.spot_check import check_retained_outputs, place_of
 from torchwise.verify.stochastic import Samples, collect
-from torchwise.verify.surroundings import Surroundings, read_generators
+from torchwise.verify.surroundings import Surroundings
 from torchwise.workload import pytree
 from torchwise.workload.workload import Example
 
@@ -143,6 +144,7 @@ class LocalWitness:
         self._start: dict[str, torch.Tensor] = {}
         self._has_same_weights = False
         self._held = HeldOutputs()
+        self._inputs = HeldOutputs()
         self._import_changes = tuple(self._surroundings.list_changed_settings())
         self._surroundings.accept_settings()
 
@@ -158,43 +160,37 @@ class LocalWitness:
     def answer(self, question: Question) -> Testimony:
         """Make the calls of a question, and tell the candidate's errors as part of the answer."""
         kept: list[Any] = []
-        faults: list[str] = []
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            before = read_generators()
-            outputs = self._call(*args, **kwargs)
-            if read_generators() != before:
-                faults.append("it draws random numbers")
-            return outputs
-
+        watch, example = CallWatch(self._call, copies=question.settles), _Reused(question.example)
         try:
             self._restart()
             with poison_memory() if question.poisons else contextlib.nullcontext():
-                first, again = self._observe(call, question, kept)
+                first, again = self._observe(watch, example, question, kept)
         except Exception as error:  # a candidate may raise anything
-            text, found = format_error(error), self._list_faults(faults)
+            text, found = format_error(error), self._list_faults(watch)
             return Testimony(None, error=text, faults=found, refuses=is_refusal(error))
         outputs = kept[-1][0]
-        late = question.settles and again is None and self._changes_late(first, outputs)
+        late = question.settles and again is None and self._changes_late(watch.early, outputs)
         self._held.hold(*kept)
-        return Testimony(first, again, "", self._list_faults(faults), late, list_kinds(outputs))
+        faults = self._list_faults(watch, *self._find_lasting_changes(question))
+        self._inputs = HeldOutputs()
+        self._inputs.hold(example.clone().args, example.clone().kwargs)
+        return Testimony(first, again, "", faults, late, list_kinds(outputs))
 
     def _observe(
-        self, call: Callable[..., Any], question: Question, kept: list[Any]
+        self, watch: CallWatch, example: _Reused, question: Question, kept: list[Any]
     ) -> tuple[Observation, Observation | None]:
         original = _without_state if self._module is None else self._module  # a module may be false
-        example = _Reused(question.example)
 
         def run(inputs: Any) -> Observation:
             return observe(
-                call,
+                watch,
                 original,
                 inputs,
                 seed=question.seed,
                 training=question.training,
                 calls=question.calls,
                 restores=question.restores,
-                loss=make_loss(question.incoming),
+                loss=watch.watch_loss(make_loss(question.incoming)),
                 kept=kept,
             )
 
@@ -212,19 +208,33 @@ class LocalWitness:
                 if name in self._start and not torch.equal(tensor, self._start[name]):
                     tensor.copy_(self._start[name])
 
-    def _changes_late(self, observation: Observation, outputs: Any) -> bool:
-        """Whether the last answer changes while nothing is called: other threads or streams still write to it."""
+    def _changes_late(self, early: list[torch.Tensor], outputs: Any) -> bool:
+        """Whether the last answer changes while nothing is called: other threads or streams still write to it.
+
+        A model's own state that it returned is not looked at, as it was restored since.
+        """
         time.sleep(SETTLE_S)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        known = [leaf for name, leaf in observation.leaves if name in observation.outputs]
-        now = leaves_of(outputs).tensors
-        then = [leaf for leaf in known if isinstance(leaf, torch.Tensor)][-len(now) :] if now else []
-        return not all(pytree.equal(a, b) for a, b in zip(now, then, strict=True))
+        restored = {place_of(tensor) for tensor in live_state_of(self._module).values()} - {0}
+        tensors = leaves_of(outputs).tensors
+        pairs = zip(tensors, early, strict=False)
+        is_same = all(pytree.equal(now, then) for now, then in pairs if place_of(now) not in restored)
+        return not is_same or len(tensors) != len(early)
 
-    def _list_faults(self, faults: list[str]) -> tuple[str, ...]:
+    def _find_lasting_changes(self, question: Question) -> list[str]:
+        """List what the call did to earlier inputs, and what it would do to code that needs gradients."""
+        found = ["it writes to the inputs of an earlier call"] if self._inputs.find_change() else []
+        if question.settles and not question.training and not question.restores:
+            watch, copy = CallWatch(self._call), question.example.clone()
+            with torch.enable_grad(), contextlib.suppress(Exception):  # it may work without gradients alone
+                watch(*copy.args, **copy.kwargs)
+            found += watch.faults
+        return found
+
+    def _list_faults(self, watch: CallWatch, *more: str) -> tuple[str, ...]:
         settings = [f"it changes {name}" for name in self._surroundings.list_changed_settings()]
-        return tuple(dict.fromkeys([*faults, *settings]))
+        return tuple(dict.fromkeys([*watch.faults, *more, *settings]))
 
     def list_replaced(self) -> tuple[str, ...]:
         """List the functions that the candidate has replaced since before it was loaded."""
@@ -273,8 +283,11 @@ def hold_answer(call: Callable[..., Any], first: Example, second: Example) -> st
 
 
 def list_kinds(outputs: Any) -> tuple[str, ...]:
-    """Return the classes of the tensors of an answer."""
-    return tuple(type(tensor).__qualname__ for tensor in leaves_of(outputs).tensors)
+    """Return the classes of the tensors of an answer. Those of inference mode are of no use to a backward pass."""
+    return tuple(
+        f"{type(tensor).__qualname__}{' of inference mode' if tensor.is_inference() else ''}"
+        for tensor in leaves_of(outputs).tensors
+    )
 
 
 def _without_state(*_args: Any, **_kwargs: Any) -> None:
@@ -311,7 +324,8 @@ class _Reused:
         """Write other values into its tensors."""
         with torch.no_grad():
             for tensor, value in zip(self._copy.tensors(), other.tensors(), strict=True):
-                pytree.base_of(tensor.detach()).copy_(pytree.base_of(value.detach()))
+                # By `data`, which counts no version: an answer may be kept for a tensor and its version.
+                pytree.base_of(tensor.data).copy_(pytree.base_of(value.detach()))
                 tensor.grad = None
 
 
