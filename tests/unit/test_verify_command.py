@@ -85,6 +85,7 @@ def sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> 
     monkeypatch.setattr(torchwise.trial, "ProcessLauncher", Inline)
     monkeypatch.setattr(pair, "ProcessLauncher", Inline)
     (tmp_path / "sides.py").write_text(SIDES)
+    (tmp_path / "junk.pt").write_bytes(b"junk")
     return tmp_path
 
 
@@ -180,6 +181,10 @@ def test_recorded_inputs_and_files_of_descriptions_are_read(sides: Path) -> None
         (("--input", MATRIX, "--inputs", "a.toml"), "use one of them"),
         (("--inputs", "a.csv"), "must be a .toml, .json or .pt file"),
         (("--inputs", "a.toml"), "cannot be read"),
+        (("--inputs", "junk.pt"), "junk.pt cannot be read as recorded inputs"),
+        (("--input", "x: uint8[n] in 0..300"), "values up to 300, but uint8 holds 0 to 255 only"),
+        (("--input", "x: float16[n] in -1e9..1"), "values up to -1e+09"),
+        (("--input", "x: int64[n] in 0.2..0.7"), "no whole number lies in 0.2..0.7"),
         (("--input", MATRIX, "--limit", "0"), "must be above 0"),
         (("--input", MATRIX, "--repro", "a.txt"), "must be a .py file"),
     ],

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -136,9 +137,11 @@ class InterpreterProcess:
         if self._process is None:
             return "was not started"
         try:
-            return _describe_exit(self._process.wait(wait_s))
+            code = self._process.wait(wait_s)
         except subprocess.TimeoutExpired:
             return ""
+        said = Path(self._folder.name, "output").read_text(encoding="utf-8", errors="replace").strip()
+        return _describe_exit(code) + (f": {said.splitlines()[-1][:MAX_ERROR]}" if said and code > 0 else "")
 
     def kill(self) -> None:
         """End the interpreter."""

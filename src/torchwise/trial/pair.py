@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import pickle
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -173,7 +172,7 @@ def read_recorded(file: str) -> tuple[Example, ...]:
     """
     try:
         calls = torch.load(file, weights_only=True)
-    except (OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+    except Exception as error:  # the reader of archives raises anything for a file that is none
         raise InputError(f"{file} cannot be read as recorded inputs: {first_line(format_error(error))}") from error
     if not isinstance(calls, (list, tuple)) or not calls or not all(isinstance(call, (list, tuple)) for call in calls):
         raise InputError(f"{file} holds no recorded inputs: save a list of tuples of arguments with torch.save")

@@ -11,13 +11,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchwise import errors
-from torchwise.errors import InputError, TorchwiseError, format_error
+from torchwise.errors import (
+    InputError,
+    PlanError,
+    TargetError,
+    TorchwiseError,
+    UnsupportedError,
+    WorkloadError,
+    format_error,
+)
 from torchwise.trial.candidate_process import DEATH_S, LOAD_LIMIT_S, CandidateProcess, Channel
 from torchwise.verify.plain_data import read_testimony
 from torchwise.verify.stochastic import Samples
 from torchwise.verify.witness import Question, Testimony
 from torchwise.workload.workload import Example
+
+_RAISED = {kind.__name__: kind for kind in (InputError, PlanError, TargetError, UnsupportedError, WorkloadError)}
+"""Errors of a load, by the name in a candidate's message, which may hold any name."""
 
 
 class RemoteWitness:
@@ -42,7 +52,7 @@ class RemoteWitness:
         self._channel = channel = Channel(self._process)
         answer = channel.receive(LOAD_LIMIT_S)
         if "ready" not in answer:
-            kind = getattr(errors, str(answer.get("kind")), InputError)
+            kind = _RAISED.get(str(answer.get("kind")), InputError)
             raise kind(f"the candidate cannot be loaded: {answer.get('user_error') or answer.get('lost')}")
         return channel
 

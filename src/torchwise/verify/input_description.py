@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from torchwise.errors import InputError, did_you_mean
 
 FORM = 'write such as "x: float32[n, 64] n=1..4096 in -1..1", or "p: 0.5" for a plain value'
@@ -111,6 +113,7 @@ def _parse_input(line: str, sizes: dict[str, tuple[int, int]]) -> TensorInput | 
     low, high, structure = _parse_rest(line, others, sizes)
     found = TensorInput(named["name"], tensor["dtype"], dims, low, high, structure, CONTIGUOUS in words)
     _check_structure(found)
+    _check_range(found)
     return found
 
 
@@ -168,6 +171,20 @@ def _parse_range(line: str, text: str) -> tuple[float, float]:
     if not low <= high or math.isinf(low) or math.isinf(high):
         raise InputError(f"the range of values in {line!r} is {text!r}, but must be such as 0..1, from low to high")
     return low, high
+
+
+def _check_range(one: TensorInput) -> None:
+    dtype = getattr(torch, one.dtype)
+    if one.low is None or one.high is None or dtype is torch.bool:
+        return
+    is_whole = not (dtype.is_floating_point or dtype.is_complex)
+    info = torch.iinfo(dtype) if is_whole else torch.finfo(dtype)
+    if beyond := [value for value in (one.low, one.high) if not info.min <= value <= info.max]:
+        raise InputError(
+            f"{one.name} has values up to {beyond[0]:g}, but {one.dtype} holds {info.min:g} to {info.max:g} only"
+        )
+    if is_whole and math.ceil(one.low) > math.floor(one.high):
+        raise InputError(f"no whole number lies in {one.low:g}..{one.high:g}, of which {one.name} is to have values")
 
 
 def _check_structure(one: TensorInput) -> None:

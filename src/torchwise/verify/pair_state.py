@@ -13,7 +13,6 @@ from torchwise.verify.observe import Observation, name_of_weight
 from torchwise.workload import Example
 from torchwise.workload.module_state import kept_state
 
-
 STATE, BUFFER, GRADIENT = "state ", "buffer ", "gradient of "
 """How the names of such leaves begin."""
 
