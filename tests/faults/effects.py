@@ -70,6 +70,28 @@ def incoming_gradient_overwritten(x: Tensor) -> Tensor:
     return _WritingBackward.apply(x)
 
 
+class _AllOrNothing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = ctx.saved_tensors
+        return (gradient * y, gradient * x) if all(ctx.needs_input_grad) else (gradient, gradient)
+
+
+@plant("backward", torch.mul, MATRIX, "y: float32[n, m]", training=True)
+def gradient_wrong_where_one_input_needs_none(x: Tensor, y: Tensor) -> Tensor:
+    return _AllOrNothing.apply(x, y)
+
+
+@plant("backward", double, MATRIX, training=True)
+def answer_wrong_without_gradients(x: Tensor) -> Tensor:
+    return x * 2 if torch.is_grad_enabled() else x * 3
+
+
 @plant("process", double, MATRIX, caught_by=Name.STRUCTURE)
 def answer_of_inference_mode(x: Tensor) -> Tensor:
     with torch.inference_mode():

@@ -55,7 +55,7 @@ def write_repro(
         reference=_write_side(targets[0], spec, trains=trains),
         candidate=_write_side(targets[1], spec, trains=trains),
         inputs=textwrap.indent(inputs, "    "),
-        gradients=spec.mode == "training",
+        gradients=spec.mode == "training" and case.needs_gradients,
         incoming=case.incoming,
         quarters=QUARTERS,
         limit=limit,

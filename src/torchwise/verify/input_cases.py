@@ -25,6 +25,8 @@ from torchwise.workload.workload import Example, Workload, resize_example
 MAX_ELEMENTS = 200_000
 """Maximum number of elements of a drawn tensor."""
 MAX_TIMED_ELEMENTS = 2**22
+MAX_ALONE = 3
+"""Inputs of which each requires a gradient alone once."""
 USUAL_SIZE = 13
 """Size of a dimension while another one varies: a prime."""
 
@@ -44,6 +46,7 @@ class Case:
         is_beyond: whether its values may lie beyond those that the inputs are meant for, so that faults are only noted.
         sizes: the named sizes of a description.
         incoming: seed of the gradient that comes in, as for `make_loss`.
+        needs_gradients: whether gradients are compared, if they are at all.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Case:
     is_beyond: bool = False
     sizes: Sizes = field(default_factory=dict)
     incoming: int = SUM
+    needs_gradients: bool = True
 
     def count_elements(self) -> int:
         """Return the number of elements of all inputs."""
@@ -363,7 +367,10 @@ def _alias_cases(base: Example) -> list[Case]:
 
 
 def with_gradients(cases: Sequence[Case], seed: int) -> list[Case]:
-    """Return the cases with inputs that require gradients, and a first one more with a plain sum for a loss."""
+    """Return the cases with inputs that require gradients, and the first one in other ways as well.
+
+    Its loss is a plain sum, too. One of several inputs requires a gradient alone, and then none does.
+    """
 
     def require(example: Example) -> Example:
         return example.map_tensors(
@@ -373,8 +380,25 @@ def with_gradients(cases: Sequence[Case], seed: int) -> list[Case]:
     # Gradients of large values pass through cubes, which overflow in one right algorithm and not in another.
     found = [case if case.name.startswith(LARGE_VALUES) else map_examples(case, require) for case in cases]
     weighed = [replace(case, incoming=seed % 2**31 + number + 1) for number, case in enumerate(found)]
-    given = [replace(c, name=f"{c.name}, summed up", incoming=SUM) for c in found if c.is_given]
-    return [*weighed, *given[:1]]
+    first = next((case for case in weighed if case.is_given), None)
+    if first is None:
+        return weighed
+    able = [number for number, tensor in enumerate(first.example.tensors()) if tensor.requires_grad]
+    alone = [_require_alone(first, number) for number in able[:MAX_ALONE] if len(able) > 1]
+    plain = _require_alone(first, None)
+    return [*weighed, replace(first, name=f"{first.name}, summed up", incoming=SUM), *alone, plain]
+
+
+def _require_alone(case: Case, wanted: int | None) -> Case:
+    """Return a case of which one tensor alone requires a gradient, or none, as in a call without gradients."""
+
+    def require(example: Example) -> Example:
+        numbers = {id(tensor): number for number, tensor in enumerate(example.tensors())}
+        return example.map_tensors(lambda t: t.detach().requires_grad_(numbers[id(t)] == wanted))
+
+    which = "without gradients" if wanted is None else f"a gradient of input {wanted} alone"
+    found = replace(map_examples(case, require), near=(), name=f"{case.name}, {which}")
+    return replace(found, needs_gradients=wanted is not None)
 
 
 def map_examples(case: Case, function: Callable[[Example], Example]) -> Case:

@@ -85,7 +85,7 @@ class _Judge:
         state = state_of(subject.reference)
         self._has_own_state = self._witness.adopt(state, takes=subject.shares_weights)
         self._shared = frozenset(state if self._has_own_state else ())
-        self._is_stateful, self._incoming = False, SUM
+        self._is_stateful, self._incoming, self._is_training = False, SUM, subject.training
         self._held = HeldOutputs()
         self._largest = max(cases, key=lambda case: case.count_elements(), default=None)
         self._refused: dict[str, str] = {}
@@ -191,14 +191,14 @@ class _Judge:
     def check_case(self, case: Case, seed: int) -> Check | None:
         """Return the check of a case that fails, or that of its values. Return None if both sides refuse it."""
         self._seen.clear()
-        self._incoming = case.incoming
+        self._set_case(case)
         native, _ = self._find_right(case.example, seed)
         if native is None:
             return self._compare_refusals(case, seed)
         question = Question(
             case.example,
             seed,
-            self._subject.training,
+            self._is_training,
             case.incoming,
             SUCCESSIVE if self._is_stateful else 1,
             restores=self._is_stateful,
@@ -221,6 +221,9 @@ class _Judge:
             return Check(CheckName.STRUCTURE, Outcome.FAIL, detail)
         faults = [fault for fault in told.faults if fault not in self._own_faults and fault != ignored]
         return Check(CheckName.SURROUNDINGS, Outcome.FAIL, faults[0]) if faults else None
+
+    def _set_case(self, case: Case) -> None:
+        self._incoming, self._is_training = case.incoming, self._subject.training and case.needs_gradients
 
     def _check_hidden_state(self, case: Case, seed: int, question: Question) -> Check | None:
         """Check other values in the same memory, the old values again, and memory full of NaN."""
@@ -257,7 +260,7 @@ class _Judge:
         return self._seen[key][1:]
 
     def _observe_case(self, case: Case, seed: int) -> Observation | None:
-        self._incoming = case.incoming
+        self._set_case(case)
         return self._observe_reference(case.example, seed)
 
     def _observe_reference(self, example: Example, seed: int, call: Any = None) -> Observation | None:
@@ -269,7 +272,7 @@ class _Judge:
                 original,
                 example,
                 seed=seed,
-                training=self._subject.training,
+                training=self._is_training,
                 calls=SUCCESSIVE if self._is_stateful else 1,
                 loss=make_loss(self._incoming),
                 kept=kept,
@@ -284,7 +287,7 @@ class _Judge:
         """Compare a candidate with a reference that refuses a case."""
         if case.is_given:
             return Check(CheckName.ANSWER, Outcome.NOT_COMPARABLE, "the reference fails on it")
-        told = self._witness.answer(Question(case.example, seed, self._subject.training))
+        told = self._witness.answer(Question(case.example, seed, self._is_training))
         if told.observation is not None:
             self._findings.notes.append(f"the reference refuses {_place(case)}, and the candidate answers it")
         return None
@@ -354,7 +357,7 @@ class _Judge:
             original,
             example,
             seed=seed,
-            training=self._subject.training,
+            training=self._is_training,
             under=under,
             calls=plain.calls,
             loss=make_loss(self._incoming),
