@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -13,21 +14,24 @@ import torch
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.trial.candidate_process import InterpreterProcess, write_message
 from torchwise.trial.remote_witness import RemoteWitness
+from torchwise.verify.witness import Question
+from torchwise.workload import Example
 
 
 class Says:
-    """A process that sends one message."""
+    """A process that sends some messages, and whose channel stays open."""
 
-    def __init__(self, message: Any) -> None:
-        self._message = message
+    def __init__(self, *messages: Any, death: str = "") -> None:
+        self._messages, self._death = messages, death
 
     def start(self) -> Connection:
-        own, other = multiprocessing.Pipe()
-        other.send_bytes(write_message(self._message))
+        own, self._other = multiprocessing.Pipe()
+        for message in self._messages:
+            self._other.send_bytes(write_message(message))
         return own
 
     def find_death(self, wait_s: float = 0.0) -> str:
-        return ""
+        return self._death
 
     def kill(self) -> None:
         """Do nothing."""
@@ -55,3 +59,18 @@ def test_an_interpreter_that_cannot_load_anything_says_why(tmp_path: Path) -> No
     with pytest.raises(InputError, match=r"ended its process \(exit code 3\): No module named torch"):
         RemoteWitness(process, 1.0).load()
     process.close()
+
+
+def test_a_death_is_noticed_though_a_child_of_it_holds_the_channel_open() -> None:
+    began = time.monotonic()
+    witness = RemoteWitness(Says({"ready": True}, death="ended its process (SIGKILL)"), 60.0)
+    witness.load()
+    assert witness.answer(Question(Example(()))).error == "ended its process (SIGKILL)"
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("ticket", [{}, {"ticket": "of another question"}])
+def test_an_answer_to_no_question_counts_for_nothing(ticket: dict[str, str]) -> None:
+    witness = RemoteWitness(Says({"ready": True}, {"names": ["nothing"], **ticket}), 5.0)
+    witness.load()
+    assert witness.list_replaced() == ("no one knows what: it gives no list",)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -45,12 +46,17 @@ READERS: dict[str, Callable[[], Any]] = {
     "autocast": lambda: [torch.is_autocast_enabled(device) for device in _DEVICES],
     "autocast's dtype": lambda: [torch.get_autocast_dtype(device) for device in _DEVICES],
     "anomaly detection": torch.is_anomaly_enabled,
+    "hooks of saved tensors": global_state.read_saved_hooks,
+    "threads of backward passes": global_state.is_multithreaded,
     "active modes": global_state.count_modes,
     "hooks of all modules": global_state.count_module_hooks,
     "kernels of PyTorch's operators": global_state.count_replaced_kernels,
     "NumPy's errors": np.geterr,
     "garbage collection": gc.isenabled,
     "interval of threads": sys.getswitchinterval,
+    "tracing of Python": lambda: (sys.gettrace(), sys.getprofile()),
+    "standard streams": lambda: (sys.stdout, sys.stderr),
+    "signal handlers": lambda: [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)],
     "working folder": os.getcwd,
     "processors": lambda: sorted(os.sched_getaffinity(0)),
     "priority": lambda: os.getpriority(os.PRIO_PROCESS, 0),
