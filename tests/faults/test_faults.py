@@ -6,6 +6,7 @@ import functools
 from dataclasses import replace
 
 import pytest
+import torch
 
 from faults import backward, edges, effects, forward, given, memory, noise, steps  # noqa: F401  which plant their faults
 from faults.fault import FAULTS, Fault, reset_settings
@@ -65,6 +66,16 @@ def test_a_planted_fault_is_found_by_its_check(fault: Fault) -> None:
     found = judge(fault).checks[-1]
     assert found.outcome is Outcome.FAIL, found
     assert found.name in fault.caught_by, found
+
+
+def test_a_setting_changed_by_loading_is_noted_and_no_fault() -> None:
+    before().accept_settings()
+    torch.backends.cudnn.benchmark = True
+    cases = cases_of_description(InputDescription.parse([forward.MATRIX]), SEED)[:1]
+    subject = PairSubject(forward.double, LocalWitness(forward.double, before()), forward.double)
+    found = judge_pair(subject, cases)
+    assert {check.outcome for check in found.checks} == {Outcome.PASS}, found.checks
+    assert found.notes == ["loading the candidate changes cuDNN benchmark from False to True"]
 
 
 @pytest.mark.parametrize("name", steps.STEPS)

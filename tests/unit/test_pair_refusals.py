@@ -10,12 +10,13 @@ import torch
 
 from torchwise.errors import InputError
 from torchwise.records import CheckName, Outcome
-from torchwise.verify.input_cases import cases_of_description
+from torchwise.verify.input_cases import cases_of_description, cases_of_examples
 from torchwise.verify.input_description import InputDescription
 from torchwise.verify.pair import judge_pair
 from torchwise.verify.pair_subject import PairFindings, PairSubject
 from torchwise.verify.surroundings import Surroundings
 from torchwise.verify.witness import LocalWitness
+from torchwise.workload import Example, Workload
 
 
 @functools.cache
@@ -76,3 +77,18 @@ def test_a_description_leaves_out_layouts_that_a_kernel_refuses() -> None:
     assert {check.outcome for check in plain.checks} == {Outcome.PASS}, plain
     with pytest.raises(InputError, match="contiguous"):
         InputDescription.parse(["x: float32[n, 4] contigous"])
+
+
+def test_inputs_beyond_an_example_may_be_refused() -> None:
+    candidate = refuse(lambda x: bool((x.abs() > 50).any()), NotImplementedError("large values"))
+    cases = cases_of_examples(Workload(double, (Example((torch.randn(4, 3),)),)), 1)
+    found = judge_pair(PairSubject(double, LocalWitness(candidate, before()), double), cases)
+    assert {check.outcome for check in found.checks} == {Outcome.PASS}, found.checks
+
+
+def test_a_refusal_beside_noise_is_no_fault() -> None:
+    candidate = refuse(lambda _: True, NotImplementedError("noise"))
+    cases = cases_of_description(InputDescription.parse(["x: float32[9, 4]"]), 1)
+    subject = PairSubject(torch.nn.functional.dropout, LocalWitness(candidate, before()), torch.nn.functional.dropout)
+    (refused,) = [check for check in judge_pair(subject, cases).checks if check.outcome is not Outcome.PASS]
+    assert (refused.name, refused.outcome) == (CheckName.ANSWER, Outcome.NOT_COMPARABLE), refused

@@ -85,8 +85,9 @@ def list_near(example: Example, seed: int = 0) -> tuple[Example, ...]:
     """
     generator = torch.Generator().manual_seed(seed % 2**31)
     found = []
-    changes = (partial(_change_little, by=by) for by in LITTLE)
-    for change in (_permute, _change_last, lambda tensor: _change_one(tensor, generator), *changes):
+    one = partial(_change_one, generator=generator)
+    changes: list[Change] = [_permute, _change_last, one, *(partial(_change_little, by=by) for by in LITTLE)]
+    for change in changes:
         near = example.map_tensors(keep_gradient(change))
         if not is_alike(near, example):
             found.append(near)

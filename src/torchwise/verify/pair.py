@@ -16,7 +16,6 @@ import torch
 from torchwise.errors import BaselineError, InputError, UnsupportedError, format_error
 from torchwise.plan.requirements import Property
 from torchwise.records import Check, CheckName, Figure, Outcome
-from torchwise.records.pair import PairCase
 from torchwise.verify.allowances import (
     check_tolerance,
     forgive_flushing,
@@ -34,7 +33,7 @@ from torchwise.verify.noise_floor import BLIND, RUNS, Sensitivity
 from torchwise.verify.observe import Observation, observe
 from torchwise.verify.pair_noise import check_noise
 from torchwise.verify.pair_state import changes_state, drop_private_state, explain_refusals
-from torchwise.verify.pair_subject import PairFindings, PairSubject
+from torchwise.verify.pair_subject import PASSED, PairFindings, PairSubject, describe_place, make_case_record
 from torchwise.verify.perturbation import PerturbRounding
 from torchwise.verify.plain_data import with_number_tensors, with_plain_leaves
 from torchwise.verify.properties import check_batch_invariant, check_deterministic, find_difference
@@ -163,21 +162,21 @@ class _Judge:
             if case.is_beyond:
                 if check.outcome is Outcome.FAIL:
                     self._findings.notes.append(
-                        f"beyond the example's values it differs ({_place(case)}): describe inputs with --input"
+                        f"beyond the example's values it differs ({describe_place(case)}): describe inputs with --input"
                     )
                 continue
-            self._findings.cases.append(_case_record(case, check))
-            if _place(case) in self._refused and check.outcome is Outcome.NOT_COMPARABLE:
+            self._findings.cases.append(make_case_record(case, check))
+            if describe_place(case) in self._refused and check.outcome is Outcome.NOT_COMPARABLE:
                 continue  # told by `_check_refusals`
             if check.outcome is Outcome.FAIL:
                 self._findings.failing = case
-                yield replace(check, detail=f"{_place(case)}: {check.detail}")
+                yield replace(check, detail=f"{describe_place(case)}: {check.detail}")
                 return
             if check.outcome is Outcome.NOT_COMPARABLE:
                 if case.is_given:
-                    yield replace(check, detail=f"{_place(case)}: {check.detail}")
+                    yield replace(check, detail=f"{describe_place(case)}: {check.detail}")
                     return
-                self._findings.notes.append(f"not comparable with {_place(case)}: {check.detail}")
+                self._findings.notes.append(f"not comparable with {describe_place(case)}: {check.detail}")
             elif worst is None or (check.error or 0.0) > (worst.error or 0.0):
                 worst = check
         compared = [one for one in self._findings.cases if one.outcome is Outcome.PASS]
@@ -186,7 +185,7 @@ class _Judge:
         else:
             yield replace(worst, figures={**worst.figures, Figure.SAMPLES: len(compared)})
         for name in (CheckName.LATE_WORK, CheckName.MEMORY, CheckName.REPEATED_CALLS):
-            yield Check(name, Outcome.PASS, _PASSED[name])
+            yield Check(name, Outcome.PASS, PASSED[name])
 
     def check_case(self, case: Case, seed: int) -> Check | None:
         """Return the check of a case that fails, or that of its values. Return None if both sides refuse it."""
@@ -289,14 +288,14 @@ class _Judge:
             return Check(CheckName.ANSWER, Outcome.NOT_COMPARABLE, "the reference fails on it")
         told = self._witness.answer(Question(case.example, seed, self._is_training))
         if told.observation is not None:
-            self._findings.notes.append(f"the reference refuses {_place(case)}, and the candidate answers it")
+            self._findings.notes.append(f"the reference refuses {describe_place(case)}, and the candidate answers it")
         return None
 
     def _compare(self, case: Case, seed: int, native: Observation, told: Testimony) -> Check:
         subject = self._subject
         if told.observation is None and told.refuses:
             if not case.is_beyond:
-                self._refused.setdefault(_place(case), told.error)
+                self._refused.setdefault(describe_place(case), told.error)
             return Check(CheckName.ANSWER, Outcome.NOT_COMPARABLE, f"the candidate refuses it: {told.error}")
         if told.observation is None:
             return Check(CheckName.ANSWER, Outcome.FAIL, f"the candidate {told.error or 'does not answer'}")
@@ -400,18 +399,3 @@ class _Judge:
             detail = f"the candidate replaces {replaced[0]}, which others use"
             return Check(CheckName.SURROUNDINGS, Outcome.FAIL, detail)
         return Check(CheckName.SURROUNDINGS, Outcome.PASS, "timers, PyTorch's functions and settings are as they were")
-
-
-_PASSED = {
-    CheckName.LATE_WORK: "no output changes after its call",
-    CheckName.MEMORY: "the answers are the same with all memory full of NaN",
-    CheckName.REPEATED_CALLS: "other values in the same memory, and old ones again, are answered right",
-}
-
-
-def _place(case: Case) -> str:
-    return f"{case.name} ({describe_inputs(case.example)})"
-
-
-def _case_record(case: Case, check: Check) -> PairCase:
-    return PairCase(case.name, describe_inputs(case.example), check.outcome, check.detail, check.error, check.floor)

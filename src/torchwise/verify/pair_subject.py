@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchwise.plan.requirements import Property
-from torchwise.records import Check
+from torchwise.records import Check, CheckName
 from torchwise.records.pair import PairCase
-from torchwise.verify.input_cases import Case
+from torchwise.verify.input_cases import Case, describe_inputs
 from torchwise.verify.witness import Witness
 
 
@@ -48,3 +48,21 @@ class PairFindings:
     cases: list[PairCase] = field(default_factory=list)
     failing: Case | None = None
     notes: list[str] = field(default_factory=list)
+
+
+PASSED = {
+    CheckName.LATE_WORK: "no output changes after its call",
+    CheckName.MEMORY: "the answers are the same with all memory full of NaN",
+    CheckName.REPEATED_CALLS: "other values in the same memory, and old ones again, are answered right",
+}
+"""What the checks of each case say if none fails."""
+
+
+def describe_place(case: Case) -> str:
+    """Return a case's name and its inputs."""
+    return f"{case.name} ({describe_inputs(case.example)})"
+
+
+def make_case_record(case: Case, check: Check) -> PairCase:
+    """Return what a report tells of a case."""
+    return PairCase(case.name, describe_inputs(case.example), check.outcome, check.detail, check.error, check.floor)
