@@ -251,9 +251,8 @@ class _Judge:
         key = id(example), seed
         if key not in self._seen:
             native = self._observe_reference(example, seed)
-            is_needed = native is not None and self._subject.tolerance is None
             exact = None
-            if native is not None and is_needed:
+            if native is not None and self._subject.tolerance is None:
                 exact = self._reference.observe_example(example, seed, native.calls, make_loss(self._incoming))
             self._seen[key] = example, native, exact
         return self._seen[key][1:]
