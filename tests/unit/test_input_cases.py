@@ -110,11 +110,13 @@ def test_seeds_give_other_values_in_the_same_forms() -> None:
 
 def test_near_values_share_the_first_one_and_the_sum() -> None:
     x = torch.randn(3, 4)
-    permuted, changed, other = (near.args[0] for near in list_near(Example((x,))))
+    permuted, changed, other, *little = (near.args[0] for near in list_near(Example((x,))))
     assert permuted[0, 0] == x[0, 0]
     assert torch.isclose(permuted.sum(), x.sum(), atol=1e-6)
     assert (permuted != x).any()
     assert int((changed != x).sum()) == int((other != x).sum()) == 1
+    assert [torch.allclose(near, x) for near in little] == [True, False]
+    assert all(torch.allclose(near, x, rtol=1e-3) and (near != x).any() for near in little)
 
 
 def test_large_inputs_are_bounded() -> None:

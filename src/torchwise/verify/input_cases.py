@@ -16,6 +16,7 @@ import torch
 
 from torchwise.verify.incoming import SUM
 from torchwise.verify.input_description import InputDescription, PlainInput, TensorInput
+from torchwise.verify.layouts import IN_ROWS, LAYOUTS, VALUES_KEPT, describe_layout
 from torchwise.verify.other_values import is_alike, is_plain, keep_gradient, list_near, pair_tensors, redraw_examples
 from torchwise.verify.sizes import Sizes, list_sizes, shrink_sizes
 from torchwise.verify.value_edges import LARGE_VALUES, VALUE_EDGES, Fill, list_simple_edges
@@ -166,7 +167,7 @@ class _Drawer:
         plain = self._draw("", usual).example
         has_structure = any(one.structure for one in self._tensors)
         is_contiguous = any(one.is_contiguous for one in self._tensors)
-        yield from _layout_cases(plain, IN_ROWS if is_contiguous else VALUES_KEPT if has_structure else _LAYOUTS)
+        yield from _layout_cases(plain, IN_ROWS if is_contiguous else VALUES_KEPT if has_structure else LAYOUTS)
         yield from () if has_structure else _alias_cases(plain)
 
     def count_elements(self, sizes: dict[str, int]) -> int:
@@ -270,86 +271,13 @@ def _layout_cases(base: Example, layouts: Sequence[tuple[str, Fill]]) -> list[Ca
     found = []
     for name, lay_out in layouts:
         laid = _map_in_order(base, lay_out)
-        if any(_layout_of(a) != _layout_of(b) for a, b in pair_tensors(laid, base)):
+        if any(describe_layout(a) != describe_layout(b) for a, b in pair_tensors(laid, base)):
             found.append(Case(name, laid, is_layout=True))
     return found
 
 
-def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.stride(), tensor.storage_offset(), tensor.is_conj()
-
-
 def _map_in_order(example: Example, function: Callable[[torch.Tensor], torch.Tensor]) -> Example:
     return example.map_tensors(keep_gradient(function))
-
-
-def _strided(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values with a gap behind each, as a slice with a step has."""
-    if not is_plain(tensor):
-        return tensor
-    wide = torch.full((*tensor.shape[:-1], 2 * tensor.shape[-1]), 1, dtype=tensor.dtype, device=tensor.device)
-    view = wide[..., ::2]
-    return view.copy_(tensor)
-
-
-def _transposed(tensor: torch.Tensor) -> torch.Tensor:
-    if not is_plain(tensor) or tensor.dim() < 2:
-        return tensor
-    return tensor.mT.contiguous().mT
-
-
-def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
-    """Return images or volumes with their channels innermost, for which kernels often have code of its own."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    if not is_plain(tensor) or tensor.dim() not in formats:
-        return tensor
-    return tensor.contiguous(memory_format=formats[tensor.dim()])
-
-
-def _conjugated(tensor: torch.Tensor) -> torch.Tensor:
-    """Return complex values whose memory holds the conjugates, as `Tensor.conj` marks them and writes nothing."""
-    return tensor.conj().resolve_conj().conj() if is_plain(tensor) and tensor.is_complex() else tensor
-
-
-def _shifted(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values from the second place of their storage on, where wide loads are not aligned."""
-    if not is_plain(tensor):
-        return tensor
-    wide = torch.ones(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
-    return wide[1:].view(tensor.shape).copy_(tensor)
-
-
-def _expanded(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the first slice in place of all along the first dimension, as broadcasting does."""
-    if not is_plain(tensor) or tensor.shape[0] < 2:
-        return tensor
-    return tensor[:1].clone().expand(tensor.shape)
-
-
-def _overlapping(tensor: torch.Tensor) -> torch.Tensor:
-    """Return windows that share memory, as `Tensor.unfold` gives them."""
-    if not is_plain(tensor) or tensor.dim() != 2 or min(tensor.shape) < 2:
-        return tensor
-    rows, columns = tensor.shape
-    line = tensor.flatten()[: rows + columns - 1].clone()
-    return line.as_strided((rows, columns), (1, 1))
-
-
-IN_ROWS: tuple[tuple[str, Fill], ...] = (("inputs at an odd offset", _shifted),)
-"""Layouts of inputs that are always contiguous."""
-VALUES_KEPT: tuple[tuple[str, Fill], ...] = (
-    ("strided inputs", _strided),
-    ("transposed inputs", _transposed),
-    ("channels last", _channels_last),
-    ("conjugated inputs", _conjugated),
-    *IN_ROWS,
-)
-"""Layouts in which all values stay as they are, as inputs may have a structure."""
-_LAYOUTS: tuple[tuple[str, Fill], ...] = (
-    *VALUES_KEPT,
-    ("expanded inputs", _expanded),
-    ("overlapping windows", _overlapping),
-)
 
 
 def _alias_cases(base: Example) -> list[Case]:
