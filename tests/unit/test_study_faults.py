@@ -49,17 +49,8 @@ def tune(folder: Path, factory: str, *plans: Plan) -> dict[str, Any]:
     return study
 
 
-@pytest.mark.usefixtures("brief_searches", "two_threads")
-def test_each_planted_fault_ends_alone_and_the_good_plan_is_decided_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "study.json"
-    words = command(tmp_path, "several", *(Plan(threads=n) for n in (3, 4, 5, 6)), GOOD, json=str(file))
-    monkeypatch.setattr(sys, "argv", words[1:])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 0
-    study = json.loads(file.read_text())
+def test_each_planted_fault_ends_alone_and_the_good_plan_is_decided_for(tmp_path: Path) -> None:
+    study = tune(tmp_path, "several", *(Plan(threads=n) for n in (3, 4, 5, 6)), GOOD)
     *bad, good = study["trials"]
     assert [trial["state"] for trial in bad] == ["complete", "complete", "fail", "fail"]
     for trial, word in zip(bad, ("off by", "finite", "SIGSEGV", "no answer on three threads"), strict=True):
