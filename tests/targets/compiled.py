@@ -6,7 +6,11 @@ import torch
 
 
 class Fusible(torch.nn.Module):
+    """Passes over memory again and again in eager, and once compiled: faster also on a busy machine."""
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(8):
+            x = (x * 0.9).clamp(-2.0, 2.0) + 0.1
         return torch.tanh(x * 1.5 + 0.1) * torch.sigmoid(x) - x.abs() * 0.3
 
 
