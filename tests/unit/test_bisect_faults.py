@@ -52,6 +52,7 @@ def test_a_model_that_is_never_compiled_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_an_exception_while_tracing_is_followed_by_the_command_to_its_operation_and_line(tmp_path: Path) -> None:
     told, repro = tmp_path / "found.json", tmp_path / "repro.py"
     code, output = run(f"{FAULTS}:aot_raises", "--device", "cpu", "--repro", str(repro), "--json", str(told))
@@ -98,6 +99,7 @@ def test_what_is_not_finite_is_told_from_what_is_wrong() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_wrong_decomposition_is_named_with_the_operation_it_spoils(tmp_path: Path) -> None:
     found = bisect_fault("decomposition_wrong", tmp_path)
     assert found.stage == "aot_eager_decomp_partition"

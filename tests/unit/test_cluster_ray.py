@@ -67,6 +67,7 @@ def cluster() -> Iterator[Cluster]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.nightly
 class TestContract(LauncherContract):
     @pytest.fixture(scope="class")  # a seat on another node loads PyTorch anew
     def launcher(self, cluster: Cluster) -> Iterator[RayLauncher]:
@@ -92,6 +93,7 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None
         time.sleep(0.1)
 
 
+@pytest.mark.nightly
 def test_whether_a_model_is_one_graph_is_asked_on_the_cluster_and_a_full_one_ends_the_wait(cluster: Cluster) -> None:
     demo = replace(job("nan"), workload=WorkloadSpec("zoo:tutorial.fusion_demo"))
     with RayLauncher("cpu", cluster.address) as launcher, RayLauncher("cpu", cluster.address):

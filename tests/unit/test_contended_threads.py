@@ -36,7 +36,7 @@ def held_core() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no program can be bound to a core here")
 @pytest.mark.usefixtures("held_core")
 def test_eager_stays_only_where_one_thread_is_not_far_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,14 +75,23 @@ def step(model: Any, token: int, given: dict[str, Any]) -> dict[str, Any]:
     return {name: torch.tensor([[token]]), **given}
 
 
-@pytest.fixture(params=[llama, gpt2, t5], ids=["llama", "gpt2", "t5"])
+@pytest.fixture
 def model(request: pytest.FixtureRequest) -> Any:
     torch.manual_seed(0)
     made: Callable[[], Any] = request.param
     return made().eval()
 
 
-@pytest.mark.parametrize("kind", ["static", "dynamic"])
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        (gpt2, "static"),
+        (t5, "dynamic"),
+        *(pytest.param(*case, marks=pytest.mark.nightly) for case in [(gpt2, "dynamic"), (t5, "static")]),
+        *(pytest.param(llama, kind, marks=pytest.mark.nightly) for kind in ("static", "dynamic")),
+    ],
+    indirect=["model"],
+)
 @pytest.mark.usefixtures("dynamo_afresh", "plainly_compiled")
 def test_a_step_is_proven_and_served(model: Any, kind: str) -> None:
     example = Example((), step(model, 7, prompt_model(model, kind, 5)))

@@ -186,7 +186,7 @@ def test_torch_finds_the_backend_by_its_name() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transforms", [(), ("complex_to_real",)])
+@pytest.mark.parametrize("transforms", [(), pytest.param(("complex_to_real",), marks=pytest.mark.nightly)])
 def test_compiled_graphs_train_as_eager_does(transforms: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(backend="inductor", transforms=transforms)
     module = importlib.import_module("torchwise.runtime.dynamo.graph_backend")

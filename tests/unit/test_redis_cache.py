@@ -64,11 +64,8 @@ def test_what_one_process_compiles_another_finds(server: tuple[str, int], tmp_pa
     assert compile_in_process(tmp_path / "two", server[0])[0] == "True True 18.41 1 0"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "how",
-    [pytest.param("SIGKILL", id="goes down", marks=pytest.mark.nightly), pytest.param("SIGSTOP", id="hangs")],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", [pytest.param("SIGKILL", id="goes down"), pytest.param("SIGSTOP", id="hangs")])
 def test_a_server_that_is_lost_later_is_given_up_once(server: tuple[str, int], tmp_path: Path, how: str) -> None:
     said, logged = compile_in_process(tmp_path / "one", server[0], server[1], how)
     assert said == "True True 18.41 0 1"

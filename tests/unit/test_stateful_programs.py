@@ -22,7 +22,7 @@ from torchwise.trial.plain_call import run_plainly
 PLANS = [*stateful_programs.PLANS.values()]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(4, 8))])
 @pytest.mark.usefixtures("dynamo_afresh", "plainly_compiled", "one_thread")
 def test_a_program_is_judged_and_served_as_it_runs_plainly(seed: int) -> None:
     said = stateful_programs.check_program(seed, PLANS[seed % len(PLANS)])

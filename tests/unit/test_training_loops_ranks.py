@@ -176,6 +176,7 @@ def test_a_rank_that_is_killed_while_rank_0_tunes_takes_the_job_and_the_workers_
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_ranks_hear_that_rank_0_was_killed_while_it_tuned(tmp_path: Path) -> None:
     """They run without torchrun, which would end them itself."""
     with socket.socket() as found:
