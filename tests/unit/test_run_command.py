@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -398,10 +399,14 @@ def test_ctrl_c_ends_a_server_whose_main_thread_has_ended(tmp_path: Path, search
         "    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)\n    time.sleep(0.3)\n"
         "threading.Thread(target=serve).start()"
     )
+    # Other tests, and libraries that they load, may have left another handler, with which the signal ends the process.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         done = CliRunner().invoke(app, ["run", "--tune", "--store", str(tmp_path / "s.db"), str(file)])
     except KeyboardInterrupt:  # which would end this process of tests, and those that wait for it never end
         pytest.fail("Ctrl-C came through")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert done.exit_code == 130
     assert len(searches.asked) == 1
 
