@@ -120,6 +120,7 @@ def test_it_is_readable_by_whomever_the_umask_lets(file: Path, tmp_path: Path) -
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.nightly
 def test_the_compiler_is_imported_by_loading_and_not_by_the_first_call(file: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from torchwise import artifact; from torchwise._torch import cpu_isa_cache\n"

@@ -561,6 +561,7 @@ class Masked(torch.nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("brief_searches")
+@pytest.mark.nightly
 def test_inductor_serves_every_size_and_compiles_nothing_after_the_freeze(tmp_path: Any) -> None:
     model = Masked().eval()
     x, mask = torch.randn(2, 16, 8), torch.ones(2, 16, dtype=torch.long)

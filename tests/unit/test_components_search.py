@@ -90,6 +90,7 @@ def test_a_function_is_tuned_by_workers_and_then_answers_compiled(
 @pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.usefixtures("brief_searches")
+@pytest.mark.nightly
 def test_a_module_within_a_program_is_tuned_by_workers_and_others_stay_plain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

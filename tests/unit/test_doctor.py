@@ -313,6 +313,7 @@ def test_the_probe_survives_a_broken_torch(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_probe_compiles_even_where_compilation_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
     steps = probe.run_probe()

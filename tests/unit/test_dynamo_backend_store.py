@@ -94,6 +94,7 @@ def test_the_second_compilation_finds_the_decision_in_the_store(searches: list[A
         assert {s.target[:11] for s in storage.list_studies()} == {"live:graph-"}
 
 
+@pytest.mark.nightly
 def test_the_next_process_finds_it_too(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -86,6 +86,7 @@ class Counting(nn.Module):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_given_up_comes_first_with_a_fix_that_was_seen_to_help() -> None:
     told = explain(Counting(), (torch.ones(512, 512),))
     check(told)

@@ -702,6 +702,7 @@ def test_a_model_without_repetitions_is_unsupported() -> None:
 
 @pytest.mark.slow
 @torch.no_grad()
+@pytest.mark.nightly
 def test_complex_steps_are_rolled_and_rewritten() -> None:
     field = torch.randn(6, 6, 6, dtype=torch.complex64)
     exact = gross_pitaevskii(field.to(torch.complex128), 12)

@@ -142,6 +142,7 @@ def test_bad_input_and_a_failing_model_have_exit_codes_of_their_own(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_processes_tuning_into_one_file_lose_nothing(tmp_path: Path) -> None:
     """Two at once on one study: each plan is tried exactly once, by the process that claims it first."""
     plans = [GOOD, *(Plan(threads=n) for n in (4, 5))]
