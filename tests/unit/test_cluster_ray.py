@@ -93,7 +93,6 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None
         time.sleep(0.1)
 
 
-@pytest.mark.nightly
 def test_whether_a_model_is_one_graph_is_asked_on_the_cluster_and_a_full_one_ends_the_wait(cluster: Cluster) -> None:
     demo = replace(job("nan"), workload=WorkloadSpec("zoo:tutorial.fusion_demo"))
     with RayLauncher("cpu", cluster.address) as launcher, RayLauncher("cpu", cluster.address):
@@ -104,6 +103,7 @@ def test_whether_a_model_is_one_graph_is_asked_on_the_cluster_and_a_full_one_end
         assert time.monotonic() - begun < RESERVE_S
 
 
+@pytest.mark.nightly
 def test_a_trial_goes_on_elsewhere_when_its_worker_and_then_its_node_is_killed(cluster: Cluster) -> None:
     """One candidate hangs by itself. Once nothing else is killed, it is ended at its limit, with the usual words."""
     heard: list[str] = []
