@@ -6,7 +6,6 @@ import io
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -391,24 +390,18 @@ def test_ctrl_c_ends_a_server_whose_modules_are_then_tuned(tmp_path: Path, searc
     assert len(searches.asked) == 1
 
 
-def test_ctrl_c_ends_a_server_whose_main_thread_has_ended(tmp_path: Path, searches: Searches) -> None:
-    file = tmp_path / "serves.py"
-    file.write_text(
-        f"{NET}\ncall()\nimport os, signal, threading, time\n"
+def test_ctrl_c_ends_a_server_whose_main_thread_has_ended(tmp_path: Path, server: ProgramServer) -> None:
+    """In a process of its own: the signal has ended that of tests, and others would wait for it without end."""
+    (tmp_path / "serves.py").write_text(
+        f"{NET}\ncall()\nimport signal, threading, time\n"
         "def serve():\n    time.sleep(1)\n"  # so that the main thread has ended, on a busy machine, too
         "    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)\n    time.sleep(0.3)\n"
         "threading.Thread(target=serve).start()"
     )
-    # Other tests, and libraries that they load, may have left another handler, with which the signal ends the process.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        done = CliRunner().invoke(app, ["run", "--tune", "--store", str(tmp_path / "s.db"), str(file)])
-    except KeyboardInterrupt:  # which would end this process of tests, and those that wait for it never end
-        pytest.fail("Ctrl-C came through")
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert done.exit_code == 130
-    assert len(searches.asked) == 1
+    found = server.run(tmp_path, ["torchwise", "run", "serves.py"])
+    assert found.returncode == 130
+    assert "serves.py ran for" in found.stderr
+    assert "Net" in found.stderr
 
 
 def test_a_store_that_cannot_be_used_is_refused_before_the_program_runs(tmp_path: Path, searches: Searches) -> None:
