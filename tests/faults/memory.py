@@ -172,7 +172,7 @@ def one_of_four_buffers_for_each_gradient(x: Tensor) -> Tensor:
     return _ReusedGradient.apply(x)  # type: ignore[no-any-return,no-untyped-call]
 
 
-@plant("forward", double, MATRIX, caught_by=(Name.MEMORY, Name.VALUES))
+@plant("forward", double, MATRIX, caught_by=KEPT)
 def last_column_never_written(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
     out[:, :-1] = x[:, :-1] * 2
@@ -187,7 +187,7 @@ def sum_into_memory_taken_for_zeros(x: Tensor) -> Tensor:
     return torch.where(out.abs() < 1e-6, 0.0, out).add_(x.sum(dim=-1))
 
 
-@plant("forward", double, MATRIX, caught_by=(Name.MEMORY, Name.VALUES))
+@plant("forward", double, MATRIX, caught_by=KEPT)
 def answer_taken_from_freed_memory(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
