@@ -41,7 +41,7 @@ TARGETS = Path(__file__).parent.parent / "targets" / "misbehaving.py"
 GOOD, BAD = Plan(threads=1), Plan(threads=3)
 SETTINGS = ProcessSettings("highest", "float32", 2, False, True, False)
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,6 @@ def cluster() -> Iterator[Cluster]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.nightly
 class TestContract(LauncherContract):
     @pytest.fixture(scope="class")  # a seat on another node loads PyTorch anew
     def launcher(self, cluster: Cluster) -> Iterator[RayLauncher]:
@@ -103,7 +102,6 @@ def test_whether_a_model_is_one_graph_is_asked_on_the_cluster_and_a_full_one_end
         assert time.monotonic() - begun < RESERVE_S
 
 
-@pytest.mark.nightly
 def test_a_trial_goes_on_elsewhere_when_its_worker_and_then_its_node_is_killed(cluster: Cluster) -> None:
     """One candidate hangs by itself. Once nothing else is killed, it is ended at its limit, with the usual words."""
     heard: list[str] = []
@@ -138,7 +136,6 @@ def test_a_trial_goes_on_elsewhere_when_its_worker_and_then_its_node_is_killed(c
     cluster.add_node(num_cpus=1)
 
 
-@pytest.mark.nightly
 def test_a_sweep_whose_driver_and_then_database_are_killed_loses_no_trial_and_decides_as_one_left_alone(
     cluster: Cluster, postgres: PostgresServer, tmp_path: Path
 ) -> None:

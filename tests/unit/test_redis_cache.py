@@ -58,7 +58,7 @@ def server(tmp_path: Path) -> Iterator[tuple[str, int]]:
         yield f"redis://127.0.0.1:{port}/0", process
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_one_process_compiles_another_finds(server: tuple[str, int], tmp_path: Path) -> None:
     assert compile_in_process(tmp_path / "one", server[0])[0] == "True True 18.41 0 1"
     assert compile_in_process(tmp_path / "two", server[0])[0] == "True True 18.41 1 0"

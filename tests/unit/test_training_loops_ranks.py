@@ -142,7 +142,7 @@ def test_a_sharded_model_is_not_tuned(scenes: Scenes) -> None:
     assert ["tune before you shard it" in rank["error"] for rank in scenes("shard_too_early")] == [True, True]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rank_0_tunes_for_all(tmp_path: Path) -> None:
     output = wait_for_end(start("tune", tmp_path))
     assert (tmp_path / "tune.1.json").exists(), output
