@@ -162,6 +162,7 @@ def test_settings_of_the_users_process_hold_in_the_workers(store: str) -> None:
     assert study.trials[0].verdict.outcome == "pass"  # one thread in both, so the answers agree
 
 
+@pytest.mark.nightly
 def test_a_script_without_a_main_guard_tunes_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -86,6 +86,7 @@ def test_a_hang_is_ended_and_placed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_what_dynamo_takes_for_something_else_is_dynamos(tmp_path: Path) -> None:
     found = bisect_fault("dynamo_wrong", tmp_path)
     assert (found.observation.symptom, found.stage, found.subgraph) == (Symptom.WRONG, "dynamo", None)

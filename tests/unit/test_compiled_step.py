@@ -364,6 +364,7 @@ def alone() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.nightly
 def test_a_model_that_is_trained_over_ranks_is_copied_and_pickled_as_it_is_written() -> None:
     step = a_step(torch.nn.parallel.DistributedDataParallel(Blocks()))
     made = compile_step(step, Plan(backend="inductor"))

@@ -85,6 +85,7 @@ def plan(**fields: object) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_choices_of_a_package_are_tried_by_the_command_line(site: Path) -> None:
     plans = [plan(backend="ours"), plan(transforms=["acme_norm"]), plan(transforms=["acme_wrong"])]
     words = [word for one in plans for word in ("--plan", one)]

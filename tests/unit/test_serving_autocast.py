@@ -108,6 +108,7 @@ def test_an_autocast_for_another_device_is_none(net: torch.nn.Module) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("brief_searches")
+@pytest.mark.nightly
 def test_it_is_tuned_in_workers_under_its_autocast_and_found_again(
     net: torch.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:

@@ -49,6 +49,7 @@ def tune(folder: Path, factory: str, *plans: Plan) -> dict[str, Any]:
     return study
 
 
+@pytest.mark.nightly
 def test_each_planted_fault_ends_alone_and_the_good_plan_is_decided_for(tmp_path: Path) -> None:
     study = tune(tmp_path, "several", *(Plan(threads=n) for n in (3, 4, 5, 6)), GOOD)
     *bad, good = study["trials"]
