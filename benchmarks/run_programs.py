@@ -3,7 +3,8 @@
 The programs of `benchmarks/programs/` do not name Torchwise. Each runs as it is, with `torchwise run --tune` once, with
 `--apply`, and with its own option --compile for each mode. One run of each fills the caches. Then all contenders run in
 turn, each time in a fresh process. Two ratios to the program as it is are told: by the time of the whole process, and
-by that of the last round, in which nothing starts any more. Their intervals are over the turns.
+by that of the last round, in which nothing starts any more. Their intervals are over the turns. The runs that fill the
+caches are not timed, so those that choose nothing by timing kernels run at once.
 
 Tokens and images are compared with those of the program as it is. By the plans they may be no further off than by the
 modes, or by 0.001.
@@ -25,7 +26,9 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,8 +45,8 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 SIZES = {
     "tiny": {"llama": "", "stable_diffusion": "--widths 8 16 --side 16 --steps 2 --rounds 2"},
     "large": {
-        "llama": "--width 2048 --layers 16 --heads 32 --vocabulary 32000 --prompt 128 --tokens 256 --rounds 20",
-        "stable_diffusion": "--widths 320 640 1280 1280 --blocks 2 --prompt 77 --prompt-width 768 --side 512 "
+        "llama": "--width 2048 --layers 16 --heads 32 --vocabulary 32000 --prompt 128 --tokens 128 --rounds 20",
+        "stable_diffusion": "--widths 320 640 1280 1280 --blocks 1 --prompt 77 --prompt-width 768 --side 512 "
         "--steps 20 --rounds 20",
     },
 }
@@ -143,14 +146,33 @@ def measure(program: str, options: argparse.Namespace, results: Results, clock: 
         results.keep()
     if not find_decisions(program, options):  # the budget ended before: there is nothing to apply
         commands[APPLY] = commands[ALONE]
-    for turn in range(options.turns + 1):  # the first one fills the caches
+    fill_caches(program, commands, options, results, clock)
+    for turn in range(options.turns):
         for name, command in commands.items():
             runs = found["runs"].setdefault(name, [])
-            if turn < len(runs):
-                continue
-            runs.append(time_program(command, options, clock))
-            if turn == 0:
-                found["away"][name] = compare(options.out / "answer.pt", options.out / f"{program}.pt", name == ALONE)
+            if turn >= len(runs):
+                runs.append(time_program(command, options.out / "answer.pt", options, clock))
+                results.keep()
+
+
+def fill_caches(
+    program: str, commands: dict[str, list[str]], options: argparse.Namespace, results: Results, clock: Clock
+) -> None:
+    """Run each contender once, and compare its answer.
+
+    Raises:
+        OutOfTimeError: not all of them.
+    """
+    away = results.of(program)["away"]
+    files = {name: options.out / f"{program}-{place}.pt" for place, name in enumerate(commands)}
+    alone = [name for name in commands if name == APPLY or "max-autotune" in name]
+    for names in ([name for name in commands if name not in alone], *([name] for name in alone)):
+        left = [name for name in names if name not in away]
+        with ThreadPoolExecutor(max(len(left), 1)) as pool:
+            started = {name: pool.submit(time_program, commands[name], files[name], options, clock) for name in left}
+        for name, run in started.items():
+            run.result()
+            away[name] = compare(files[name], files[ALONE])
             results.keep()
 
 
@@ -175,7 +197,7 @@ def run(command: list[str], options: argparse.Namespace, clock: Clock) -> None:
         SystemExit: it failed.
     """
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(options.out.absolute() / "inductor"), "HF_HUB_OFFLINE": "1"}
-    log = options.out / "last.log"
+    log = options.out / f"{threading.get_ident()}.log"
     with log.open("w") as stream:  # no pipe: its workers would hold it open
         process = subprocess.Popen(
             command, stdout=stream, stderr=stream, env={**os.environ, **caches}, start_new_session=True
@@ -192,8 +214,7 @@ def run(command: list[str], options: argparse.Namespace, clock: Clock) -> None:
         raise SystemExit(f"{' '.join(command)} ended with {code}: {log.read_text()[-2000:]}")
 
 
-def time_program(command: list[str], options: argparse.Namespace, clock: Clock) -> Run:
-    file = options.out / "answer.pt"
+def time_program(command: list[str], file: Path, options: argparse.Namespace, clock: Clock) -> Run:
     with contextlib.suppress(FileNotFoundError):
         file.unlink()
     began = time.perf_counter()
@@ -202,10 +223,8 @@ def time_program(command: list[str], options: argparse.Namespace, clock: Clock) 
     return {"whole_s": whole_s, "round_s": torch.load(file)["rounds_s"][-1]}
 
 
-def compare(file: Path, right: Path, is_right: bool) -> float:
+def compare(file: Path, right: Path) -> float:
     """Return how far an answer is away: the share of other tokens, or the relative error of an image."""
-    if is_right:
-        right.write_bytes(file.read_bytes())
     answer, wanted = (torch.load(one)["answer"] for one in (file, right))
     if not wanted.is_floating_point():
         return float((answer != wanted).double().mean())
@@ -214,7 +233,7 @@ def compare(file: Path, right: Path, is_right: bool) -> float:
 
 def summarize(program: str, found: dict[str, Any], options: argparse.Namespace) -> tuple[list[str], bool]:
     """Return the lines about a program, and whether nothing is wrong."""
-    runs, away = {name: several[1:] for name, several in found["runs"].items()}, found["away"]
+    runs, away = found["runs"], found["away"]
     lines = ["", f"{program}: tuned in {show.seconds(found.get('tuned_s'))}, {describe_plans(program, options)}"]
     if not all(runs.get(name) for name in (ALONE, APPLY, *options.modes)):
         return [*lines, "not measured to its end: the same command goes on"], True
