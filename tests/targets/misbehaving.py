@@ -23,7 +23,7 @@ class Misbehaving(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         threads = torch.get_num_threads()
-        time.sleep(0.0005 if threads == GOOD else 0.003)
+        time.sleep(0.0005 if threads == GOOD else 0.01)  # far apart: a busy machine wakes nobody in time
         answer = self.linear(x)
         return getattr(self, self.faults[threads])(answer) if threads in self.faults else answer
 
