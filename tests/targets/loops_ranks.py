@@ -33,7 +33,7 @@ from torchwise.runtime.step import StepDispatcher
 
 COMPILE = StepDispatcher.compile
 EXACT = Plan(activation_checkpointing="blocks")
-TIMEOUT_S = 4
+TIMEOUT_S = 3
 """What the collectives of the training may take: less than a rank is away for in these scenes."""
 
 

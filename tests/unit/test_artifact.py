@@ -519,7 +519,7 @@ print(same, fast.statistics.optimized, found["fxgraph_cache_miss"], found["fxgra
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("live", [False, True], ids=["target", "live"])
+@pytest.mark.parametrize("live", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["target", "live"])
 def test_another_process_finds_everything_compiled(tmp_path: Path, live: bool) -> None:
     from torchwise.workload import target
 

@@ -890,6 +890,7 @@ def test_a_model_that_keeps_state_is_not_called_once_more(kept: str, expected: b
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_search_finds_proves_and_swaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole process, with a real search, for a class of a script, which exists by that name here alone."""
     monkeypatch.setenv("TORCHWISE_BACKGROUND_PRIORITY", "normal")

@@ -78,6 +78,7 @@ def test_a_death_of_the_process_costs_one_look_and_is_followed() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_hang_is_ended_and_placed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchwise.diagnose.bisect.probe_runner.MIN_PATIENCE_S", 2.0)
     found = bisect(f"{FAULTS}:aot_hangs", what="hang", limit=6, budget=7, progress=False)
@@ -113,6 +114,7 @@ def test_a_wrong_decomposition_is_named_with_the_operation_it_spoils(tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_wrong_pass_is_named_and_left_out() -> None:
     found = bisect(f"{FAULTS}:post_grad_wrong", progress=False)
     assert found.stage == "inductor"

@@ -86,9 +86,8 @@ def model(request: pytest.FixtureRequest) -> Any:
     ("model", "kind"),
     [
         (gpt2, "static"),
-        (t5, "dynamic"),
-        *(pytest.param(*case, marks=pytest.mark.nightly) for case in [(gpt2, "dynamic"), (t5, "static")]),
-        *(pytest.param(llama, kind, marks=pytest.mark.nightly) for kind in ("static", "dynamic")),
+        pytest.param(gpt2, "dynamic", marks=pytest.mark.nightly),
+        *(pytest.param(it, kind, marks=pytest.mark.nightly) for it in (t5, llama) for kind in ("static", "dynamic")),
     ],
     indirect=["model"],
 )

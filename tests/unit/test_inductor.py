@@ -59,6 +59,7 @@ def test_the_warm_cost_is_measured_in_a_process_of_its_own(fused: Trial) -> None
     assert fused.costs.warm_s < fused.costs.cold_s
 
 
+@pytest.mark.nightly
 def test_checks_of_instruction_sets_are_made_once_and_count_for_every_trial(
     fused: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,8 +232,14 @@ class Beside(torch.nn.Module):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("precision", ["native", "bf16"])
-@pytest.mark.parametrize("where", ["buffer", "attribute", "list", "hidden module", "global module"])
+@pytest.mark.parametrize(
+    ("where", "precision"),
+    [
+        *((where, "native") for where in ("buffer", "attribute", "list", "hidden module", "global module")),
+        ("attribute", "bf16"),
+        ("hidden module", "bf16"),
+    ],
+)
 def test_a_weight_that_nobody_watches_is_not_frozen(where: str, precision: str) -> None:
     model, x = Beside(where).eval(), torch.randn(2, 4)
     plan = replace(INDUCTOR.with_choice("options", ("freezing", True)), precision=precision)

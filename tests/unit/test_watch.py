@@ -383,7 +383,7 @@ def test_a_watch_made_directly_has_not_begun() -> None:
     assert seen.seen.compilations == ()
 
 
-@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("traced", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_watch_that_is_never_stopped_prints_when_the_process_ends(tmp_path: Path, traced: bool) -> None:
     """Runs in a process of its own, once beside the user's own TORCH_TRACE, which must be as complete as without."""
     program = tmp_path / "program.py"
