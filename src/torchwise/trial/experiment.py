@@ -189,7 +189,9 @@ class Experiment:
         inputs = draws(self.harness.workload, 1)
         if self.step_runner is not None:
             return check_retained_loss(self.step_runner, inputs).outcome is not Outcome.PASS
-        kept = check_retained_outputs(self.call, self.harness.workload.call, inputs[0], inputs[-1])
+        eager = self.harness.workload.call
+        state_of = eager if Trait.STATEFUL in self._job.traits else None
+        kept = check_retained_outputs(self.call, eager, inputs[0], inputs[-1], state_of)
         return kept.outcome is not Outcome.PASS
 
     def time_cold(self, found: Measurement, stage: Callable[[str], None]) -> Measurement:

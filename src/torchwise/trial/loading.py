@@ -18,12 +18,15 @@ from torchwise.trial import pickling
 from torchwise.trial.job import Job
 from torchwise.trial.pickling import methods_put_in, put_in
 from torchwise.workload import Workload, target
+from torchwise.workload.bounds import count_calls_within_bounds, ends_process
 from torchwise.workload.module_state import from_one_state, make_continuing_call
 from torchwise.workload.other_sizes import add_other_sizes, strip_marks
 from torchwise.workload.step_state import check_loss, loss_of
 from torchwise.workload.train_step import TrainStep
 from torchwise.workload.workload import Example, check_device, scale_batch
 
+MAX_CONTINUED = 16
+"""Calls on a GPU after which a program starts over from its first state: each is made once more before, to be safe."""
 MAX_SKIPPED = 40
 """Steps that a gradient scaler may skip until its scale fits: from 65,536 it halves sixteen times down to 1."""
 
@@ -198,5 +201,7 @@ def runner(
     run = train if mode == "training" else call
     args, kwargs = live.args, dict(live.kwargs)
     if goes_on:
-        return make_continuing_call(run, original, args, kwargs)
+        # A GPU ends the process where the CPU's operators raise an error.
+        most = count_calls_within_bounds(original, args, kwargs, MAX_CONTINUED) if ends_process() else float("inf")
+        return make_continuing_call(run, original, args, kwargs, most)
     return from_one_state(run, original, args, kwargs) if restores else lambda: run(*args, **kwargs)

@@ -13,6 +13,7 @@ from torchwise.plan import Plan
 from torchwise.plan.workload_spec import VaryingDim
 from torchwise.verify.observe import further
 from torchwise.workload import Workload
+from torchwise.workload.bounds import count_calls_within_bounds
 from torchwise.workload.module_state import kept_state
 from torchwise.workload.workload import resize_places
 
@@ -37,7 +38,7 @@ def check_that_state_settles(call: Callable[..., Any], workload: Workload, plan:
     compiled = [count_compiled_graphs()]
     with kept_state(workload.call, example.args, example.kwargs) as state:
         try:
-            for _ in range(SETTLED_AFTER):
+            for _ in range(count_calls_within_bounds(workload.call, example.args, example.kwargs, SETTLED_AFTER)):
                 call(*example.args, **example.kwargs)
                 compiled.append(count_compiled_graphs())
         except StalePlanError as error:

@@ -42,6 +42,7 @@ from torchwise.verify.spot_check import OVERWRITTEN
 from torchwise.verify.stochastic import is_stochastic
 from torchwise.verify.verify import EPSILON, SUCCESSIVE
 from torchwise.verify.witness import Question, Testimony, hold_answer, list_kinds, state_of
+from torchwise.workload.bounds import count_calls_within_bounds
 from torchwise.workload.module_state import kept_state
 from torchwise.workload.workload import Example
 
@@ -263,7 +264,9 @@ class _Judge:
 
     def _observe_reference(self, example: Example, seed: int, call: Any = None) -> Observation | None:
         original, kept = self._subject.reference, list[Any]()
-        watch = CallWatch(call or original)
+        watch, calls = CallWatch(call or original), SUCCESSIVE if self._is_stateful else 1
+        if count_calls_within_bounds(original, example.args, example.kwargs, calls) < calls:
+            return None
         try:
             found = observe(
                 watch,
@@ -271,7 +274,7 @@ class _Judge:
                 example,
                 seed=seed,
                 training=self._is_training,
-                calls=SUCCESSIVE if self._is_stateful else 1,
+                calls=calls,
                 loss=make_loss(self._incoming),
                 kept=kept,
             )

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from torchwise.verify.leaves import is_value, leaves_of
 from torchwise.verify.noise_floor import Sensitivity
 from torchwise.verify.observe import Observation, observation_of
 from torchwise.workload import pytree
+from torchwise.workload.module_state import kept_state
 from torchwise.workload.workload import Example
 
 FLIPPED = 0.05
@@ -95,21 +97,25 @@ def _differs(
 
 
 def check_retained_outputs(
-    call: Callable[..., Any], eager: Callable[..., Any], first: Example, second: Example
+    call: Callable[..., Any], eager: Callable[..., Any], first: Example, second: Example, state_of: Any = None
 ) -> Check:
     """Keep the outputs for `first` while `second` is answered twice. They must not change.
+
+    The state of `state_of`, a model, is put back after each call: a cache may have place for one more alone.
 
     If both inputs are alike, values do not show an overwritten output. So memory shared between the answers counts too,
     unless eager's answers also share memory (a model may return a constant).
     """
     try:
-        same, shares = _hold(call, first, second)
+        same, shares = _hold(call, first, second, state_of)
     except RuntimeError as error:  # PyTorch's CUDA-graph trees raise on the access itself
-        _hold(eager, first, second)  # raises, too, if the candidate is not at fault
+        _hold(eager, first, second, state_of)  # raises, too, if the candidate is not at fault
         return _make_check(Outcome.FAIL, f"an output cannot be read after the next call: {error}"[:300])
     if same and not shares:
         return _make_check(Outcome.PASS, "outputs stay as they are while later calls are made")
-    stays, shared = _hold(eager, first, second)  # a model may return the very memory that its next call writes to
+    stays, shared = _hold(
+        eager, first, second, state_of
+    )  # a model may return the very memory that its next call writes to
     if not same and stays:
         return _make_check(Outcome.FAIL, OVERWRITTEN)
     if shares and not shared:
@@ -121,17 +127,18 @@ def _make_check(outcome: Outcome, detail: str) -> Check:
     return Check(CheckName.RETAINED_OUTPUTS, outcome, detail)
 
 
-def _hold(call: Callable[..., Any], first: Example, second: Example) -> tuple[bool, bool]:
+def _hold(call: Callable[..., Any], first: Example, second: Example, state_of: Any) -> tuple[bool, bool]:
     """Return whether the outputs for `first` stay the same while `second` is answered, and share its memory."""
-    outputs = _run(call, first)
+    outputs = _run(call, first, state_of)
     copies = [t.detach().clone() for t in outputs]
-    later = [*_run(call, second), *_run(call, second)]
+    later = [*_run(call, second, state_of), *_run(call, second, state_of)]
     return all(pytree.equal(now, then) for now, then in zip(outputs, copies, strict=True)), _share(outputs, later)
 
 
-def _run(call: Callable[..., Any], example: Example) -> list[torch.Tensor]:
+def _run(call: Callable[..., Any], example: Example, state_of: Any) -> list[torch.Tensor]:
     example = example.clone()
-    with torch.no_grad():
+    kept = nullcontext() if state_of is None else kept_state(state_of, example.args, example.kwargs)
+    with torch.no_grad(), kept:
         return leaves_of(call(*example.args, **example.kwargs)).tensors
 
 

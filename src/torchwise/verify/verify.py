@@ -20,6 +20,7 @@ from torchwise.verify.observe import Observation, draws, observe
 from torchwise.verify.reference import Reference, compare_with_cpu, is_doubtful, to_cpu
 from torchwise.verify.spot_check import check_first, check_retained_outputs
 from torchwise.verify.stochastic import check_noise
+from torchwise.workload.bounds import count_calls_within_bounds
 from torchwise.workload.module_state import State, from_one_state, kept_state
 from torchwise.workload.workload import Example, Workload
 
@@ -101,7 +102,9 @@ def _checks(subject: Subject, extra_draws: int, noise_budget_s: float) -> Iterat
         yield from _deterministic(subject, subject.candidate, inputs)
     else:
         yield from _noisy(subject, inputs, noise_budget_s)
-    yield check_retained_outputs(subject.candidate, subject.workload.call, inputs[0], inputs[-1])
+    eager = subject.workload.call
+    state_of = eager if subject.stateful else None
+    yield check_retained_outputs(subject.candidate, eager, inputs[0], inputs[-1], state_of)
 
 
 def _deterministic(subject: Subject, candidate: Callable[..., Any], inputs: list[Example]) -> Iterator[Check]:
@@ -221,6 +224,7 @@ def _run(subject: Subject, call: Callable[..., Any], example: Example, seed: int
     original = subject.workload.call
     try:
         calls = _calls_in_a_row(original, example) if subject.stateful else 1
+        calls = count_calls_within_bounds(original, example.args, example.kwargs, calls)
         return observe(call, original, example, seed=seed, training=subject.training, calls=calls, may_end=True)
     except Exception:  # eager may raise anything on a made-up draw or at another precision, and the caller says which
         return None

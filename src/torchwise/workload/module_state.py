@@ -180,15 +180,21 @@ def from_one_state(
 
 
 def make_continuing_call(
-    call: Callable[..., Any], original: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    call: Callable[..., Any], original: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], most: float
 ) -> Callable[[], Any]:
     """Return a call that advances from state to state as a program does, and starts over if it cannot continue.
 
-    It cannot continue if a cache is full, for example. The arguments are as for `from_one_state`.
+    It cannot continue if a cache is full, for example, or after `most` calls. The arguments are as for
+    `from_one_state`.
     """
-    state = State.from_call(original, args, kwargs)
+    state, made = State.from_call(original, args, kwargs), 0
 
     def go_on() -> Any:
+        nonlocal made
+        if made >= most and state.has_changed():
+            state.restore()
+            made = 0
+        made += 1
         try:
             return call(*args, **kwargs)
         except Exception:  # a model may raise anything, and errors of the second attempt are its caller's affair

@@ -1,0 +1,150 @@
+"""Values outside of bounds are refused before an operator runs, where they would end the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from torchwise.plan import Plan
+from torchwise.records import Outcome
+from torchwise.trial import loading
+from torchwise.trial.loading import runner
+from torchwise.trial.settling import check_that_state_settles
+from torchwise.verify.observe import make_trial
+from torchwise.verify.verify import Subject, verify
+from torchwise.workload import Workload, bounds
+from torchwise.workload.bounds import OutOfBoundsError, RefuseOutOfBounds, count_calls_within_bounds
+from torchwise.workload.workload import Example
+
+X = torch.arange(12.0).reshape(3, 4)
+SHARES = torch.tensor([0.2, 0.8])
+
+
+def at(*indices: int) -> torch.Tensor:
+    return torch.tensor(indices)
+
+
+CALLS: dict[str, tuple[Callable[[Any], object], Any, Any]] = {
+    "index_select": (lambda i: X.index_select(1, i), at(0, 3), at(4)),
+    "index_select, negative": (lambda i: X.index_select(1, i), at(0), at(-1)),
+    "index_copy_": (lambda i: X.clone().index_copy_(0, i, X[:1]), at(2), at(3)),
+    "index_add": (lambda i: X.index_add(0, i, X[:1]), at(2), at(3)),
+    "index_fill": (lambda i: X.index_fill(1, i, 0.0), at(3), at(4)),
+    "gather": (lambda i: X.gather(1, i[None]), at(3), at(4)),
+    "scatter": (lambda i: X.scatter(0, i[None], 1.0), at(2), at(3)),
+    "scatter_add_": (lambda i: X.clone().scatter_add_(1, i[None], X[:1, :1]), at(3), at(4)),
+    "embedding": (lambda i: torch.nn.functional.embedding(i, X), at(2), at(3)),
+    "embedding_bag": (lambda i: torch.nn.functional.embedding_bag(i[None], X), at(2), at(3)),
+    "brackets": (lambda i: X[i], at(2, -3), at(3)),
+    "brackets, second place": (lambda i: X[:, i], at(3, -4), at(4)),
+    "brackets, after a mask": (lambda i: X[None].expand(2, 3, 4)[SHARES > 0.5, i], at(2), at(3)),
+    "assignment": (lambda i: X.clone().__setitem__(i, 1.0), at(2), at(3)),
+    "take": (lambda i: X.take(i), at(11, -12), at(12)),
+    "cross_entropy": (lambda i: torch.nn.functional.cross_entropy(X, i), at(0, 3, -100), at(0, 4, 1)),
+    "multinomial": (lambda p: torch.multinomial(p, 1), SHARES, torch.zeros(2)),
+    "multinomial, negative": (lambda p: torch.multinomial(p, 1), SHARES, -SHARES),
+    "bernoulli": (lambda p: torch.bernoulli(p), SHARES, SHARES + 1),
+    "binary_cross_entropy": (lambda p: torch.nn.functional.binary_cross_entropy(p, SHARES), SHARES, SHARES + 1),
+    "assert": (lambda c: torch._assert_async(c), torch.tensor(True), torch.tensor(False)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_operator_runs_within_bounds_and_not_beyond(name: str) -> None:
+    call, inside, outside = CALLS[name]
+    with RefuseOutOfBounds():
+        call(inside)
+        with pytest.raises(OutOfBoundsError, match="was given values outside of"):
+            call(outside)
+
+
+class FatalError(BaseException):
+    """Ends a test as an assertion in a CUDA kernel ends a process."""
+
+
+class Cache(torch.nn.Module):
+    """Writes each call's row to the next place of a cache, which is full after some calls."""
+
+    def __init__(self, places: int) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(places, 4))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            self.rows.index_copy_(0, self.place, x)
+        except OutOfBoundsError:
+            raise
+        except IndexError:
+            if bounds.ends_process():
+                raise FatalError from None
+            raise
+        self.place += 1
+        return self.rows.sum(0)
+
+
+@pytest.fixture
+def asserting(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (bounds, loading):
+        monkeypatch.setattr(place, "ends_process", lambda: True)
+
+
+@pytest.mark.usefixtures("asserting")
+@pytest.mark.parametrize(("places", "wanted", "found"), [(2, 4, 2), (4, 4, 4), (9, 4, 4), (0, 1, 0)])
+def test_the_calls_that_a_cache_takes_are_counted_and_leave_it_as_it_was(places: int, wanted: int, found: int) -> None:
+    model, x = Cache(places), torch.ones(1, 4)
+    assert count_calls_within_bounds(model, (x,), {}, wanted) == found
+    assert int(model.place) == 0
+    assert not model.rows.any()
+
+
+def test_where_operators_raise_errors_themselves_nothing_is_called() -> None:
+    def call(_x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError
+
+    assert count_calls_within_bounds(call, (X,), {}, 4) == 4
+
+
+@pytest.mark.parametrize("asserts", [True, False])
+@pytest.mark.parametrize("places", [1, 2, 9])
+def test_a_model_is_verified_without_a_call_beyond_its_cache(
+    places: int, asserts: bool, request: pytest.FixtureRequest
+) -> None:
+    if asserts:
+        request.getfixturevalue("asserting")
+    model = Cache(places)
+    workload = Workload(model, (Example((torch.randn(1, 4),)),))
+    subject = Subject(workload, model, model, stateful=True)
+    assert verify(subject).outcome is Outcome.PASS
+
+
+@pytest.mark.usefixtures("asserting")
+def test_a_timed_program_starts_over_before_its_cache_is_full() -> None:
+    model = Cache(3)
+    go_on = runner(model, Example((torch.ones(1, 4),)), "inference", original=model, goes_on=True)
+    assert [float(go_on()[0]) for _ in range(7)] == [1, 2, 3, 1, 2, 3, 1]
+
+
+@pytest.mark.usefixtures("asserting")
+def test_made_up_inputs_beyond_bounds_are_refused_before_they_are_run() -> None:
+    def call(table: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        try:
+            return table[i]
+        except OutOfBoundsError:
+            raise
+        except IndexError:
+            raise FatalError from None
+
+    takes = make_trial(Workload(call, (Example((X, at(0))),)))
+    assert takes(Example((X, at(2))))
+    assert not takes(Example((X, at(3))))
+
+
+@pytest.mark.usefixtures("asserting")
+def test_whether_state_settles_is_asked_within_the_cache() -> None:
+    model = Cache(2)
+    check_that_state_settles(model, Workload(model, (Example((torch.ones(1, 4),)),)), Plan())
+    assert int(model.place) == 0
