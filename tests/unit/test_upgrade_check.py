@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 from store_samples import PASSED
 from torchwise.cli import app
 from torchwise.environment import Environment
-from torchwise.errors import BaselineError, InputError
+from torchwise.errors import BaselineError, InputError, TorchwiseError
 from torchwise.plan import EAGER, Plan
+from torchwise.plan.effort import EFFORTS
 from torchwise.records import Check as VerdictCheck
 from torchwise.records import Costs, Failure, FailureKind, Inspection, Measurement, Outcome, Verdict, codec
 from torchwise.records.listener import Listener
@@ -26,8 +27,10 @@ from torchwise.study.lock import Entry, Lock, environments, write
 from torchwise.study.lock.check import CheckRequest
 from torchwise.study.lock.check_results import Check, Checked, State, sentence
 from torchwise.study.lock.environments import locate_environments, make_environment
+from torchwise.study.lock.other_environment import describe_other
 from torchwise.study.lock.upgrade import MIN_PAIRS, MORE_PAIRS, run_upgrade_check
-from torchwise.trial import Job, Limits
+from torchwise.trial import Job, Limits, interpreter_launcher
+from torchwise.trial.full_graph import FullGraph, FullGraphJob
 from torchwise.trial.interpreter_launcher import EnvironmentJob, InterpreterLauncher
 from torchwise.trial.job import Attempt, Restart
 
@@ -87,7 +90,8 @@ def check_upgrade(
 ) -> Check:
     own = here or Interpreter(HERE, there.machine, spread=(1.0, 0.99, 1.008, 1.0, 0.995))
     lock = Lock().with_entries(entries or (an_entry(),))
-    return run_upgrade_check(lock, CheckRequest(**asked), own, there, Listener(), torch)
+    other = describe_other(there, 60.0, Listener(), torch)
+    return run_upgrade_check(lock, CheckRequest(**asked), own, there, Listener(), other)
 
 
 def only(check: Check) -> Checked:
@@ -152,7 +156,10 @@ def test_what_no_longer_works_there_is_to_be_pinned(answer: Any, state: State, w
     check = check_upgrade(Interpreter(NEWER, drift(), answer=answer))
     assert (only(check).state, check.exit_code) == (state, 1)
     assert words in only(check).detail
-    assert only(check).way_out.startswith(f"pin torch=={HERE.torch}, or with torch 9.0.0: torchwise tune")
+    # Where the original model fails, no plan can be tuned.
+    or_else = "" if isinstance(answer, BaselineError) else ", or with torch 9.0.0: torchwise tune app.py:make"
+    assert only(check).way_out.startswith(f"pin torch=={HERE.torch}{or_else}")
+    assert bool(or_else) is ("tune" in only(check).way_out)
     assert sentence(check).startswith("Worse with torch 9.0.0: 1 ")
 
 
@@ -164,37 +171,60 @@ def test_what_no_longer_works_there_is_to_be_pinned(answer: Any, state: State, w
 def test_what_is_wrong_here_too_is_no_fault_of_the_upgrade(answer: Any, measure: bool) -> None:
     machine = drift()
     here, there = Interpreter(HERE, machine, answer=answer), Interpreter(NEWER, machine, answer=answer)
-    row = only(check_upgrade(there, here=here, measure=measure))
+    check = check_upgrade(there, here=here, measure=measure)
+    row = only(check)
     assert row.state is State.STALE
     assert row.detail.startswith("it does not hold here, before any upgrade: ")
+    assert (row.against, row.way_out.startswith("torchwise tune")) == ("", True), "no version to pin would help"
+    assert "Worse with" not in sentence(check)
     held_up = Interpreter(HERE, machine, answer=Failure(FailureKind.INTERFERED, "measure", "3 times as long"))
     assert only(check_upgrade(there, here=held_up, measure=measure)).state is State.UNKNOWN
     assert only(check_upgrade(held_up, measure=measure)).state is State.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(("field", "words"), [("structure", "model"), ("identity", "the weights of the example")])
-def test_another_model_than_the_locked_one_is_stale(field: str, words: str) -> None:
+@pytest.mark.parametrize("measure", [True, False])
+def test_another_model_than_the_locked_one_is_stale(field: str, words: str, measure: bool) -> None:
     machine = drift()
     here = Interpreter(HERE, machine)
     here.inspection = {field: "0" * 16}
-    row = only(check_upgrade(Interpreter(NEWER, machine), here=here))
+    row = only(check_upgrade(Interpreter(NEWER, machine), here=here, measure=measure))
     assert (row.state, "before any upgrade" in row.detail, words in row.detail) == (State.STALE, True, True), row.detail
 
 
-@pytest.mark.parametrize("kind", [FailureKind.TIMED_OUT, FailureKind.INTERFERED, FailureKind.DIED])
-@pytest.mark.parametrize("where", ["here", "there"])
-def test_a_process_that_is_too_slow_for_once_tells_nothing(kind: FailureKind, where: str) -> None:
-    class Once(Interpreter):
-        def run(self, job: Any, limits: Limits, on_stage: object) -> str | Failure:
-            is_again = not isinstance(job, EnvironmentJob) and job.task == "warm"
-            return Failure(kind, "measure", "…") if is_again else super().run(job, limits, on_stage)
+class Once(Interpreter):
+    """Fails in its second process that is timed."""
 
+    failure: Failure | TorchwiseError
+
+    def run(self, job: Any, limits: Limits, on_stage: object) -> str | Failure:
+        if job.task != "warm":
+            return super().run(job, limits, on_stage)
+        if isinstance(self.failure, TorchwiseError):
+            raise self.failure
+        return self.failure
+
+
+@pytest.mark.parametrize("where", ["here", "there", "both"])
+@pytest.mark.parametrize(
+    ("failure", "here", "there"),
+    [
+        (Failure(FailureKind.TIMED_OUT, "measure", "…"), State.INCONCLUSIVE, State.INCONCLUSIVE),
+        (Failure(FailureKind.INTERFERED, "measure", "…"), State.INCONCLUSIVE, State.INCONCLUSIVE),
+        (Failure(FailureKind.DIED, "measure", "…"), State.UNKNOWN, State.LOST),
+        (BaselineError("the model fails at times"), State.UNKNOWN, State.LOST),
+        (InputError("no such file"), State.UNKNOWN, State.UNKNOWN),
+    ],
+)
+def test_a_process_that_fails_for_once_ends_no_other_check(failure: Any, here: State, there: State, where: str) -> None:
     machine = drift()
-    slow = {"here": Interpreter(HERE, machine), "there": Interpreter(NEWER, machine)}
-    slow[where] = Once(slow[where].environment, machine)
-    lost = State.LOST if where == "there" else State.UNKNOWN
-    expected = lost if kind is FailureKind.DIED else State.INCONCLUSIVE
-    assert only(check_upgrade(slow["there"], here=slow["here"])).state is expected
+    sides = {"here": Interpreter(HERE, machine), "there": Interpreter(NEWER, machine)}
+    for side in sides if where == "both" else [where]:
+        sides[side] = fails = Once(sides[side].environment, machine)
+        fails.failure = failure
+    row = only(check_upgrade(sides["there"], here=sides["here"]))
+    assert row.state is (there if where == "there" else here), row  # if both fail, the upgrade is not to blame
+    assert f"with torch {NEWER.torch if where == 'there' else HERE.torch}" in row.detail
 
 
 def test_without_timing_it_is_only_verified() -> None:
@@ -203,6 +233,36 @@ def test_without_timing_it_is_only_verified() -> None:
     assert only(check).detail == "correct with torch 9.0.0; not timed"
     assert there.tasks == ["inspect", "try"]
     assert check.exit_code == 0
+
+
+def test_a_slowdown_that_only_the_last_pair_shows_is_inconclusive() -> None:
+    machine = drift()
+    there = Interpreter(NEWER, machine, spread=(1.0, 1.0, 1.08, 1.11, 1.14, 1.03, 1.17, 1.15))
+    row = only(check_upgrade(there, here=Interpreter(HERE, machine, spread=(1.0,)), effort="quick"))
+    assert len(there.ran) == 1 + EFFORTS["quick"].processes + MORE_PAIRS
+    assert row.time is not None
+    assert row.time.low > 1.055, "the last pair shows it, and none is left to confirm it"
+    assert (row.state, row.way_out) == (State.INCONCLUSIVE, "")
+
+
+@pytest.mark.parametrize("breaks", ["there", "both"])
+def test_a_graph_that_breaks_there_alone_is_the_fault_of_the_upgrade(breaks: str) -> None:
+    class Broken(Interpreter):
+        def run(self, job: Any, limits: Limits, on_stage: object) -> str | Failure:
+            if not isinstance(job, FullGraphJob):
+                return super().run(job, limits, on_stage)
+            return codec.to_json(FullGraph("line 7" if self.environment == NEWER or breaks == "both" else ""))
+
+    machine = drift()
+    check = check_upgrade(Broken(NEWER, machine), here=Broken(HERE, machine), fullgraph=True, measure=False)
+    assert "line 7" in only(check).detail
+    assert (only(check).state, check.exit_code) == (State.BREAKS if breaks == "there" else State.STALE, 1)
+
+
+def test_other_inputs_there_are_not_compared() -> None:
+    there = Interpreter(NEWER, drift())
+    there.inspection = {"inputs": ("[0][0] float32[9] (1,)",)}
+    assert (only(check_upgrade(there)).state, check_upgrade(there).exit_code) == (State.UNKNOWN, 2)
 
 
 def test_plans_that_hold_nowhere_here_are_not_judged() -> None:
@@ -227,6 +287,20 @@ def test_workers_with_another_pytorch_than_asked_for_prove_nothing(asked: str, i
         there.environment = HERE
     with pytest.raises(InputError, match=rf"torch {re.escape(asked)} is asked for, but the workers .* have torch"):
         check_upgrade(there, torch=asked, measure=False)
+
+
+@pytest.mark.parametrize(
+    ("other", "name", "pin"),
+    [
+        (NEWER, "torch 9.0.0", f"pin torch=={HERE.torch},"),
+        (replace(NEWER, python="3.99.0"), "torch 9.0.0 and Python 3.99.0", f"torch=={HERE.torch} and Python"),
+        (replace(HERE, python="3.99.0"), f"torch {HERE.torch} and Python 3.99.0", f"pin Python {HERE.python},"),
+        (HERE, f"torch {HERE.torch}", "keep this environment,"),
+    ],
+)
+def test_all_that_differs_is_named_and_only_that_is_pinned(other: Environment, name: str, pin: str) -> None:
+    row = only(check_upgrade(Interpreter(other, drift(), answer=WRONG), measure=False))
+    assert (row.against, pin in row.way_out) == (name, True), row.way_out
 
 
 def test_eager_is_timed_as_a_plan_too() -> None:
@@ -270,6 +344,9 @@ def test_an_environment_is_made_once_and_shares_all_other_packages(
     assert Path(found[0]).is_relative_to(cache)
     assert [command[-1] for command in ran if "install" in command] == ["torch==9.8.7+cpu", "torch==9.8.7"]
     assert len(said) == 1
+    monkeypatch.setattr(environments.environment, "torch_version", lambda: "2.13.0")
+    make_environment("9.8.7", said.append)
+    assert [command[-1] for command in ran if "install" in command][2:] == ["torch==9.8.7"], "no build for the CPU"
     shared = subprocess.run([found[0], "-c", "import pytest; print(pytest.__file__)"], capture_output=True, text=True)
     assert shared.stdout.strip() == pytest.__file__
 
@@ -277,7 +354,9 @@ def test_an_environment_is_made_once_and_shares_all_other_packages(
 def test_each_environment_has_environments_of_its_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environments, "_create", lambda folder, *_: folder.mkdir(parents=True))
     monkeypatch.setattr(environments.environment, "torch_version", lambda: "2.13.0")
-    found = {make_environment("9.8.7", lambda _: None)}
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    monkeypatch.setattr(environments, "_ask", lambda python, _: f"{version} {python}")
+    found = {make_environment("9.8.7", lambda _: None), make_environment("9.8.7", lambda _: None, "other/python")}
     for owner, name, value in (
         (sys, "prefix", "/of/project/b"),
         (sys, "path", [*sys.path, "/of/project/b/site-packages"]),
@@ -286,7 +365,7 @@ def test_each_environment_has_environments_of_its_own(cache: Path, monkeypatch: 
         with monkeypatch.context() as changed:
             changed.setattr(owner, name, value)
             found.add(make_environment("9.8.7", lambda _: None))
-    assert len(found) == 4
+    assert len(found) == 5
     assert make_environment("9.8.7", lambda _: None) in found
 
 
@@ -298,7 +377,38 @@ def test_an_environment_that_was_not_finished_is_made_anew(cache: Path, monkeypa
     for _ in range(2):
         with pytest.raises(InputError, match="could not be installed"):
             make_environment("9.8.7", lambda _: None)
-    assert not list(cache.glob("*/torchwise-made"))
+
+    def interrupt(folder: Path, *_: str) -> None:
+        folder.mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(environments, "_create", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        make_environment("9.8.7", lambda _: None)
+    assert not [path for path in cache.iterdir() if path.is_dir()], "half of one may take gigabytes"
+
+
+def test_an_environment_whose_interpreter_is_gone_is_made_anew(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+
+    def create(folder: Path, *_: str) -> None:
+        made.append(folder)
+        (folder / "bin").mkdir(parents=True)
+        (folder / "bin" / "python").symlink_to(sys.executable)
+
+    monkeypatch.setattr(environments, "_create", create)
+    found = [Path(make_environment("9.8.7", lambda _: None)) for _ in range(2)]
+    assert len(made) == 1
+    found[0].unlink()
+    found[0].symlink_to("/no/such/python")
+    assert Path(make_environment("9.8.7", lambda _: None)) == found[0]
+    assert len(made) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_told(cache: Path) -> None:
+    cache.write_text("a file")
+    with pytest.raises(InputError, match=r"environments cannot be made: File exists\. .*--against-python"):
+        make_environment("9.8.7", lambda _: None)
 
 
 @pytest.mark.parametrize("version", ["newest", "2", "2.13; rm", "../2.13", ""])
@@ -318,13 +428,65 @@ def test_the_interpreter_must_run_and_be_of_this_version(tmp_path: Path) -> None
     assert locate_environments().name == "environments"
 
 
-def test_the_command_names_an_interpreter_that_cannot_be_used(tmp_path: Path) -> None:
+def test_the_command_refuses_what_cannot_be_used_before_it_installs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "torchwise.lock"
     write(Lock().with_entries((an_entry(),)), file)
     missing = str(tmp_path / "no-python")
-    found = CliRunner().invoke(app, ["check", "--lock", str(file), "--against-python", missing])
-    assert isinstance(found.exception, InputError) or found.exit_code == 2
-    assert "must be an interpreter that can be run" in (found.output + str(found.exception))
+
+    def refuse(*_: Any) -> str:
+        raise AssertionError("nothing is installed before all else is known to be right")
+
+    monkeypatch.setattr(environments, "make_environment", refuse)
+    words = ["check", "--lock", str(file), "--against-torch", "9.0.0"]
+    for more, message in (
+        (["--against-python", missing], "must be an interpreter that can be run"),
+        (["other.py:make"], "no section for 'other.py:make'"),
+    ):
+        found = CliRunner().invoke(app, [*words, *more])
+        assert isinstance(found.exception, InputError), found.output
+        assert message in str(found.exception)
+
+
+def test_the_command_checks_each_environment_once_and_all_of_them_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, torches = drift(), {"a": "9.0.0", "b": "9.1.0"}
+    workers = {name: Interpreter(replace(HERE, torch=torch), machine) for name, torch in torches.items()}
+    workers[sys.executable] = Interpreter(HERE, machine)
+
+    class Known:
+        def __init__(self, python: str) -> None:
+            self.python, self.run = python, workers[python].run
+
+    monkeypatch.setattr(interpreter_launcher, "InterpreterLauncher", Known)
+    made = {torch: name for name, torch in torches.items()}
+    monkeypatch.setattr(environments, "make_environment", lambda torch, *_: made[torch])
+    file, out = tmp_path / "torchwise.lock", tmp_path / "check.json"
+    stale = an_entry("stale.py:make", here=replace(HERE, torch="1.0.0"))
+    write(Lock().with_entries((an_entry(), stale, an_entry("far.py:make", here=FAR))), file)
+    asked = [word for one in (*torches.values(), "9.0.0") for word in ("--against-torch", one)]
+    words = ["check", "--lock", str(file), "--no-measure", "--json", str(out), *asked]
+    found = CliRunner().invoke(app, words)
+    rows = [(row.target, row.state, row.against) for row in codec.from_json(out.read_text(), Check).rows]
+    assert sorted(rows) == [
+        (TARGET, State.GOOD, "torch 9.0.0"),
+        (TARGET, State.GOOD, "torch 9.1.0"),
+        ("far.py:make", State.ELSEWHERE, ""),
+        ("stale.py:make", State.STALE, ""),
+    ]
+    assert found.exit_code == 1
+    assert "stale before any upgrade, so not all could be checked with torch 9.0.0 and torch 9.1.0" in found.output
+
+    workers["b"].environment, workers["a"].ran = HERE, []
+    found = CliRunner().invoke(app, words)
+    assert "torch 9.1.0 is asked for" in str(found.exception)
+    assert not workers["a"].ran, "what cannot be checked is told before hours are spent on the rest"
+
+
+def test_an_empty_lock_is_told() -> None:
+    assert sentence(Check((), 0.05, 0.95)) == "The lock is empty: torchwise tune TARGET && torchwise lock TARGET."
 
 
 def test_an_interpreter_to_make_environments_with_needs_a_version(tmp_path: Path) -> None:
@@ -359,7 +521,9 @@ def test_a_planted_regression_is_found_with_real_interpreters(tmp_path: Path, mo
     found = {name: getattr(inspected, name) for name in ("inputs", "identity", "structure", "structure_details")}
     entry = replace(entry, decision=replace(entry.decision, **found))
     lock = Lock().with_entries((entry,))
-    check = run_upgrade_check(lock, CheckRequest(effort="quick"), here, InterpreterLauncher(str(slower)), Listener())
+    there = InterpreterLauncher(str(slower))
+    other = describe_other(there, 60.0, Listener(), HERE.torch)
+    check = run_upgrade_check(lock, CheckRequest(effort="quick"), here, there, Listener(), other)
     assert only(check).state is State.SLOWER, only(check).detail
     assert only(check).against == f"torch {HERE.torch}"
     assert only(check).target != TARGET

@@ -13,7 +13,7 @@ from test_upgrade_check import NEWER, Interpreter, drift
 from typer.testing import CliRunner
 
 from torchwise.cli import app
-from torchwise.errors import BaselineError, InputError
+from torchwise.errors import BaselineError, InputError, InternalError, TorchwiseError
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Check, CheckName, Failure, FailureKind, Outcome, codec
 from torchwise.records.listener import Listener
@@ -30,7 +30,7 @@ SAME = PairJudgement((Check(CheckName.VALUES, Outcome.PASS, "no further off"),))
 class Judging(Interpreter):
     """Workers of this environment, whose judge of a pair has this answer."""
 
-    def __init__(self, judged: PairJudgement | Failure | BaselineError, **options: Any) -> None:
+    def __init__(self, judged: PairJudgement | Failure | TorchwiseError, **options: Any) -> None:
         super().__init__(HERE, drift(), **options)
         self.judged, self.asked = judged, list[PairJob]()
 
@@ -38,14 +38,14 @@ class Judging(Interpreter):
         if not isinstance(job, PairJob):
             return super().run(job, limits, on_stage)
         self.asked.append(job)
-        if isinstance(self.judged, BaselineError):
+        if isinstance(self.judged, TorchwiseError):
             raise self.judged
         return self.judged if isinstance(self.judged, Failure) else codec.to_json(self.judged)
 
 
 def check(here: Judging, factor: float = 1.0, **asked: Any) -> Checked:
     there = Interpreter(NEWER, here.machine, factor)
-    (row,) = check_public(("m.py:make",), CheckRequest(**asked), here, there, Listener(), "other/python").rows
+    (row,) = check_public(("m.py:make",), CheckRequest(**asked), here, there, Listener(), "other/python", NEWER).rows
     return row
 
 
@@ -76,6 +76,7 @@ def test_a_function_is_compared_with_its_answers_here_and_timed(factor: float, s
         (Failure(FailureKind.TIMED_OUT, "verify", "…"), State.INCONCLUSIVE, "the comparison"),
         (Failure(FailureKind.DIED, "verify", "SIGSEGV"), State.UNKNOWN, "SIGSEGV"),
         (BaselineError("the reference raised"), State.UNKNOWN, "the reference raised"),
+        (InternalError("a bug"), State.UNKNOWN, "a bug"),
     ],
 )
 def test_other_answers_are_wrong_and_no_answer_is_no_pass(judged: Any, state: State, words: str) -> None:
@@ -94,7 +95,7 @@ def test_a_slowdown_must_hold_with_one_more_pair() -> None:
 
     here = Judging(SAME, spread=(1.0,))
     there = OnceMore(NEWER, here.machine, spread=(1.0,))
-    (row,) = check_public(("m.py:make",), CheckRequest(), here, there, Listener(), "python").rows
+    (row,) = check_public(("m.py:make",), CheckRequest(), here, there, Listener(), "python", NEWER).rows
     assert row.state is State.INCONCLUSIVE, row
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torchwise.study.lock import Lock
     from torchwise.study.lock.check import CheckRequest
     from torchwise.study.lock.check_results import Check
+    from torchwise.trial.interpreter_launcher import InterpreterLauncher
 
 LIMIT_S = 600.0
 """The same as `torchwise.study.lock.check.LIMIT_S`, whose import would load the launcher."""
@@ -141,10 +142,12 @@ def check(
         check_form(target)
     request = CheckRequest(tuple(targets or ()), not no_measure, threshold, effort, limit, fullgraph)
     lock = Lock() if public and not targets and not file.exists() else read(file)
+    for target in targets or ():
+        lock.select_entries(target)  # which refuses others, before an environment is made
     with interruptible(lambda: "; an unfinished check is not saved"), CheckProgress() as progress:
         if against_torch or against_python:
             others = _list_others(progress, against_torch or [], against_python or [], python)
-            result = _check_upgrades(lock, request, progress, others, tuple(public or ()))
+            result = _check_upgrades(lock, request, progress, others, tuple(dict.fromkeys(public or ())))
         else:
             result = run_check(lock, request, ProcessLauncher(), progress)
     if json:
@@ -155,32 +158,36 @@ def check(
 
 def _list_others(
     listener: Listener, versions: list[str], pythons: list[str], python: str | None
-) -> list[tuple[str, str | None]]:
-    """Return each other interpreter, with the version of PyTorch that must be there."""
+) -> list[tuple[InterpreterLauncher, str | None]]:
+    """Return the workers of each other environment, with the version of PyTorch that must be there."""
     from torchwise.study.lock.environments import make_environment
+    from torchwise.trial.interpreter_launcher import InterpreterLauncher
 
-    made: list[tuple[str, str | None]] = [(make_environment(one, listener.note, python), one) for one in versions]
-    return made + [(one, None) for one in pythons]
+    given = [InterpreterLauncher(one) for one in dict.fromkeys(pythons)]  # refused before anything is installed
+    made = {one: InterpreterLauncher(make_environment(one, listener.note, python)) for one in versions}
+    return [*((there, torch) for torch, there in made.items()), *((there, None) for there in given)]
 
 
 def _check_upgrades(
     lock: Lock,
     request: CheckRequest,
     listener: Listener,
-    others: list[tuple[str, str | None]],
+    others: list[tuple[InterpreterLauncher, str | None]],
     public: tuple[str, ...],
 ) -> Check:
-    """Check the lock, and public functions, on each other PyTorch, and return all results as one."""
+    """Check the lock, and public functions, in each other environment, and return all results as one."""
     import sys
     from dataclasses import replace
 
+    from torchwise.study.lock.other_environment import describe_other
     from torchwise.study.lock.public import check_public
     from torchwise.study.lock.upgrade import run_upgrade_check
     from torchwise.trial.interpreter_launcher import InterpreterLauncher
 
     here = InterpreterLauncher(sys.executable)
-    launchers = [(InterpreterLauncher(other), torch) for other, torch in others]
-    found = [run_upgrade_check(lock, request, here, there, listener, torch) for there, torch in launchers]
-    for there, torch in launchers:
-        found.append(check_public(public, request, here, there, listener, there.python, torch))
-    return replace(found[0], rows=tuple(row for check in found for row in check.rows))
+    # All are described first, so that one that cannot be used costs no results of the others.
+    known = [(there, describe_other(there, request.limit_s, listener, torch)) for there, torch in others]
+    found = [run_upgrade_check(lock, request, here, there, listener, other) for there, other in known]
+    found += [check_public(public, request, here, there, listener, there.python, other) for there, other in known]
+    rows = dict.fromkeys(row for check in found for row in check.rows)  # what holds without any upgrade comes once
+    return replace(found[0], rows=tuple(rows))

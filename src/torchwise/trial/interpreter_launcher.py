@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, ClassVar
+from typing import IO, Any
 
 from torchwise import environment
 from torchwise.environment import Environment
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.records import Failure
 from torchwise.trial import worker
-from torchwise.trial.job import DerivedJob, Job
 from torchwise.trial.launcher import SERVER_VARIABLES, Limits, OnStage, hold_conversation
 from torchwise.trial.worker import Assignment, Stage
 
@@ -76,16 +75,19 @@ class InterpreterLauncher:
 
 
 @dataclass(frozen=True, slots=True)
-class EnvironmentJob(DerivedJob):
-    """The order to describe the environment in which a launcher's workers run, for the device of a job."""
+class EnvironmentJob:
+    """The order to describe the software that a launcher's workers run with."""
 
-    job: Job
-    FUNCTION: ClassVar[str] = f"{__name__}:describe_environment"
+    task: str = f"{__name__}:describe_environment"
+
+    def variables(self) -> dict[str, Any]:
+        """Return every environment variable that the worker must see."""
+        return {}
 
 
-def describe_environment(order: EnvironmentJob, _stage: Stage) -> Environment:
+def describe_environment(_order: EnvironmentJob, _stage: Stage) -> Environment:
     """Return the environment of this worker."""
-    return environment.detect(order.job.workload.device)
+    return environment.detect("cpu")
 
 
 def is_program(python: str) -> bool:

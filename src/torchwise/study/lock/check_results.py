@@ -68,7 +68,7 @@ class Checked:
         speedup: `found` over `locked`, or None if either is.
         time: the plan's time per call now over the locked one, or None likewise. In a check against another PyTorch,
             the time with that over the time with this one.
-        against: the other PyTorch, or empty in a check of this environment.
+        against: the other PyTorch, or empty for what holds in this environment, without any upgrade.
     """
 
     target: str
@@ -169,6 +169,8 @@ def sentence(check: Check) -> str:
         )
     if check.exit_code == 0:
         return f"The lock is valid on this machine: {counts}."
+    if not check.rows:
+        return "The lock is empty: torchwise tune TARGET && torchwise lock TARGET."
     if not any(row.state is not State.ELSEWHERE for row in check.rows):
         return f"The lock has no section for this machine ({counts}): torchwise tune TARGET && torchwise lock TARGET."
     return f"The lock could not be checked: {counts}."
@@ -179,7 +181,11 @@ def _advise(check: Check, others: tuple[str, ...], counts: str) -> str:
     worse = [other for other in others if any(row.state.is_regression for row in check.rows if row.against == other)]
     if worse:
         return f"Worse with {' and '.join(worse)}: {counts}. Pin what you have, or tune these again after the upgrade."
-    advice = {0: "Nothing speaks against", EXIT_INCONCLUSIVE: "The measurements leave open whether to move to"}
+    advice = {
+        0: "Nothing speaks against",
+        1: "Some plans are stale before any upgrade, so not all could be checked with",
+        EXIT_INCONCLUSIVE: "The measurements leave open whether to move to",
+    }
     start = advice.get(check.exit_code, "Not all could be checked with")
     return f"{start} {' and '.join(others)}: {counts}. After the upgrade every decision is stale: tune and lock again."
 

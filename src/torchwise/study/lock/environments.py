@@ -16,6 +16,7 @@ from pathlib import Path
 
 from torchwise import environment
 from torchwise.errors import InputError
+from torchwise.trial.interpreter_launcher import is_program
 
 _VERSION = re.compile(r"\d+(\.\w+)+(\+\w+)?")
 _STAMP = "torchwise-made"
@@ -37,28 +38,43 @@ def make_environment(torch: str, say: Callable[[str], None], python: str | None 
         python: the interpreter to make it with, or None for this one.
 
     Raises:
-        InputError: there is no such version, or the interpreter is of another version than this one.
+        InputError: there is no such version, the interpreter is of another version than this one, or the cache cannot
+            be written.
     """
     from filelock import FileLock
 
     if not _VERSION.fullmatch(torch):
         raise InputError(f"torch is {torch!r}, but must be a version, such as 2.15.0")
     python = python or sys.executable
-    version = _ask(python, "import sys; print('%d.%d' % sys.version_info[:2])")
+    version, _, program = _ask(python, "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)").partition(
+        " "
+    )
     if version != (own := f"{sys.version_info.major}.{sys.version_info.minor}"):
         raise InputError(
             f"python is {python!r} of version {version}, but must be of {own} to share this environment's packages: "
             "make an environment for it, and give its interpreter with --against-python"
         )
-    folder = locate_environments() / f"torch-{torch}-python-{version}-{_digest_environment(torch)}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder = locate_environments() / f"torch-{torch}-python-{version}-{_digest_environment(torch, program)}"
+    interpreter = str(folder / "bin" / "python")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{folder.parent} cannot be made: {error.strerror}. Make an environment with torch {torch} yourself, and "
+            "give its interpreter with --against-python"
+        ) from None
     with FileLock(f"{folder}.lock"):
-        if not (folder / _STAMP).exists():
+        # The interpreter is a link to one that may be gone by now.
+        if not ((folder / _STAMP).exists() and is_program(interpreter)):
             shutil.rmtree(folder, ignore_errors=True)
             say(f"installing torch {torch} into {folder}")
-            _create(folder, python, torch)
-            (folder / _STAMP).touch()
-    return str(folder / "bin" / "python")
+            try:
+                _create(folder, python, torch)
+                (folder / _STAMP).touch()
+            except BaseException:  # half of one may take gigabytes
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+    return interpreter
 
 
 def locate_environments() -> Path:
@@ -68,9 +84,9 @@ def locate_environments() -> Path:
     return Path(user_cache_dir("torchwise"), "environments")
 
 
-def _digest_environment(torch: str) -> str:
-    """Return a digest of all that an environment with another PyTorch takes from this one."""
-    taken = (sys.prefix, _list_folders(), _is_cpu_build(torch))
+def _digest_environment(torch: str, program: str) -> str:
+    """Return a digest of all that an environment with another PyTorch takes from an interpreter and from this one."""
+    taken = (program, sys.prefix, _list_folders(), _is_cpu_build(torch))
     return hashlib.sha256(repr(taken).encode()).hexdigest()[:8]
 
 

@@ -11,7 +11,8 @@ import tempfile
 from dataclasses import dataclass, replace
 
 from torchwise import environment
-from torchwise.errors import BaselineError, InputError, UnsupportedError
+from torchwise.environment import Environment
+from torchwise.errors import BaselineError, InputError, InternalError, UnsupportedError
 from torchwise.plan import EAGER, Numerics
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import CheckName, Decision, Failure, FailureKind, Outcome, Verdict
@@ -32,16 +33,13 @@ def check_public(
     there: Launcher,
     listener: Listener,
     python: str,
-    torch: str | None = None,
+    other: Environment,
 ) -> Check:
     """Check functions, by targets that come with inputs, in the environment of another interpreter.
 
     The other arguments are those of `run_upgrade_check`.
-
-    Raises:
-        InputError: the other environment cannot run Torchwise, or has another PyTorch than `torch`.
     """
-    rows = [PublicCheck(_make_entry(target), request, here, there, listener, torch, python).run() for target in targets]
+    rows = [PublicCheck(_make_entry(target), request, here, there, listener, other, python).run() for target in targets]
     return Check(tuple(rows), request.threshold, CONFIDENCE)
 
 
@@ -85,7 +83,7 @@ class PublicCheck(UpgradeCheck):
         limits = Limits.from_free_memory(self.request.limit_s)
         try:
             found = ask_worker(self.here, job, PairJudgement, limits, self.listener.stage)
-        except (InputError, BaselineError, UnsupportedError) as error:
+        except (InputError, BaselineError, UnsupportedError, InternalError) as error:
             return make_row(self.entry, State.UNKNOWN, str(error), "fix that, and check again")
         if isinstance(found, Failure):
             is_late = found.kind in (FailureKind.TIMED_OUT, FailureKind.INTERFERED)

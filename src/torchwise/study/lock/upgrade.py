@@ -7,10 +7,10 @@ passes for no regression. The interval over the pairs includes the differences b
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from torchwise import environment
 from torchwise.environment import Environment
@@ -25,15 +25,16 @@ from torchwise.study.lock.check import CheckRequest, describe_change, make_missi
 from torchwise.study.lock.check_results import Check, Checked, State
 from torchwise.study.lock.entry import Entry, is_same_hardware
 from torchwise.study.lock.file import Lock
+from torchwise.study.lock.other_environment import keep_software, name_software
 from torchwise.study.one_plan import PlanStudy
-from torchwise.trial import Job, Launcher, Limits, ask_worker, measure_again
-from torchwise.trial.interpreter_launcher import EnvironmentJob
+from torchwise.trial import Job, Launcher, Limits, measure_again
 
 MIN_PAIRS = 3
 """Pairs of processes from which a result may count. A slower plan must be so with one more pair, too."""
 MORE_PAIRS = 3
 """Pairs beyond the processes of the effort, if these leave the result open."""
 NOT_HERE = "it does not hold here, before any upgrade"
+T = TypeVar("T")
 Pair = tuple[Measurement, Measurement]
 """Measurements of a plan here and there, in neighbouring processes."""
 
@@ -48,7 +49,7 @@ class Side:
 
 
 def run_upgrade_check(
-    lock: Lock, request: CheckRequest, here: Launcher, there: Launcher, listener: Listener, torch: str | None = None
+    lock: Lock, request: CheckRequest, here: Launcher, there: Launcher, listener: Listener, other: Environment
 ) -> Check:
     """Check every section that is for this machine on the PyTorch of another environment.
 
@@ -56,15 +57,14 @@ def run_upgrade_check(
         here: runs workers in this environment, in the same way as there, as processes that start otherwise run
             otherwise.
         there: runs workers in the other one.
-        torch: the version of PyTorch that must be there, or None for any.
+        other: the other one, by `describe_other`.
 
     Raises:
-        InputError: a named target is not in the lock, or the other environment cannot run Torchwise or has another
-            PyTorch than `torch`.
+        InputError: a named target is not in the lock.
     """
     named = tuple(dict.fromkeys(request.targets))
     entries = [entry for target in named or lock.targets for entry in lock.select_entries(target)]
-    rows = [UpgradeCheck(entry, request, here, there, listener, torch).run() for entry in entries]
+    rows = [UpgradeCheck(entry, request, here, there, listener, other).run() for entry in entries]
     known = {row.target for row in rows if row.state is not State.ELSEWHERE}
     rows += [make_missing_row(target) for target in named if target not in known]
     return Check(tuple(rows), request.threshold, CONFIDENCE)
@@ -79,7 +79,7 @@ class UpgradeCheck:
     here: Launcher
     there: Launcher
     listener: Listener
-    torch: str | None
+    other: Environment
 
     def run(self) -> Checked:
         """Return the result."""
@@ -90,55 +90,44 @@ class UpgradeCheck:
         if different := self.entry.decision.list_changes(own):
             detail = f"{NOT_HERE}: {'; '.join(different)}"
             return make_row(self.entry, State.STALE, detail, tune_again(self.entry))
-        other = self._describe_other()
-        row = self.check(Side(self.here, f"torch {own.torch}"), Side(self.there, f"torch {other.torch}"))
+        against = name_software(self.other, own)
+        row = self.check(Side(self.here, name_software(own, self.other)), Side(self.there, against))
+        if row.state is State.STALE:  # so it is without any upgrade, and to pin something would not help
+            return row
         if row.state.is_regression:
-            or_else = f", or with torch {other.torch}: {row.way_out}" if row.way_out else ""
-            row = replace(row, way_out=f"pin torch=={own.torch}{or_else}")
-        return replace(row, against=f"torch {other.torch}")
-
-    def _describe_other(self) -> Environment:
-        job, limits = Job("try", self.entry.decision.workload), Limits.from_free_memory(self.request.limit_s)
-        found = ask_worker(self.there, EnvironmentJob(job), Environment, limits, self.listener.stage)
-        if isinstance(found, Failure):
-            last = (found.traceback.strip().splitlines() or [""])[-1]
-            raise InputError(
-                f"the other environment cannot run Torchwise: {found}{f' ({last})' if last else ''}. Install the "
-                "requirements of Torchwise there"
-            )
-        if self.torch and not _is_version(found.torch, self.torch):
-            raise InputError(
-                f"torch {self.torch} is asked for, but the workers of its environment have torch {found.torch}: make "
-                "an environment with it yourself, and give its interpreter with --against-python"
-            )
-        return found
+            or_else = f", or with {against}: {row.way_out}" if row.way_out else ""
+            row = replace(row, way_out=f"{keep_software(own, self.other)}{or_else}")
+        return replace(row, against=against)
 
     def check(self, here: Side, there: Side) -> Checked:
         """Verify the plan there, and then time it in both environments in turn."""
-        again = tune_again(self.entry)
         with tempfile.TemporaryDirectory(prefix="torchwise-upgrade-") as folder:
             here, there = replace(here, caches=f"{folder}/here"), replace(there, caches=f"{folder}/there")
             found = self.try_plan(there)
             fault = self.find_fault(found)
             if fault is not None and not fault.state.is_regression:
                 return fault
-            if fault is None and not self.request.measure:
-                return make_row(self.entry, State.GOOD, f"correct with {there.name}; not timed")
-            own = self.try_plan(here, is_locked=True)
-            own_fault = self.find_fault(own)
-            if own_fault is None and fault is not None:
+            is_enough = fault is None and not self.request.measure
+            own = self.check_model(here) if is_enough else self.try_plan(here, is_locked=True)
+            if (own_fault := self.find_fault(own)) is not None:
+                return self._judge_fault_here(here, own_fault, fault)
+            if fault is not None:
                 return fault
-            if own_fault is not None:
-                is_stale = own_fault.state is State.STALE or (fault is not None and own_fault.state.is_regression)
-                if is_stale:  # no upgrade is to blame
-                    return make_row(self.entry, State.STALE, f"{NOT_HERE}: {own_fault.detail}", again)
-                detail = f"with {here.name}, of this environment: {own_fault.detail}"
-                return make_row(self.entry, State.UNKNOWN, detail, again)
+            if own is None:
+                return make_row(self.entry, State.GOOD, f"correct with {there.name}; not timed")
             return self.time_in_turn(here, there, pair_of(own, found))
 
-    def find_fault(self, found: Trial | Checked) -> Checked | None:
-        """Return why a plan is not verified in one of the environments, or None if it is."""
-        if isinstance(found, Checked):
+    def _judge_fault_here(self, here: Side, own_fault: Checked, fault: Checked | None) -> Checked:
+        """Judge what does not hold in this environment. If it does not hold there either, no upgrade is to blame."""
+        again = tune_again(self.entry)
+        if own_fault.state is State.STALE or (fault is not None and own_fault.state.is_regression):
+            return make_row(self.entry, State.STALE, f"{NOT_HERE}: {own_fault.detail}", again)
+        detail = f"with {here.name}, of this environment: {own_fault.detail}"
+        return make_row(self.entry, State.UNKNOWN, detail, again)
+
+    def find_fault(self, found: Trial | Checked | None) -> Checked | None:
+        """Return why a plan is not verified in one of the environments, or None if nothing is known against it."""
+        if found is None or isinstance(found, Checked):
             return found
         if found.is_verified:
             return None
@@ -149,23 +138,40 @@ class UpgradeCheck:
 
         `is_locked` says that the model must be the locked one: another PyTorch may give it other weights.
         """
+        study = self._start_study(side)
+        return self.guard(
+            side,
+            lambda: self._check_model(study, side, is_locked=is_locked) or study.try_plan(cache_dir=side.caches),
+        )
+
+    def check_model(self, side: Side) -> Checked | None:
+        """Profile the original model in this environment. Return the result if it is not the locked one."""
+        study = self._start_study(side)
+        return self.guard(side, lambda: self._check_model(study, side, is_locked=True))
+
+    def _start_study(self, side: Side) -> PlanStudy:
         decision = self.entry.decision
         self.listener.start_step(f"{decision.workload.target} with {side.name}: {decision.plan}")
-        study = PlanStudy(self.make_job(), side.launcher, self.request.limit_s, self.listener.stage)
+        return PlanStudy(self.make_job(), side.launcher, self.request.limit_s, self.listener.stage)
+
+    def _check_model(self, study: PlanStudy, side: Side, *, is_locked: bool) -> Checked | None:
+        decision, inspection = self.entry.decision, study.inspect()
+        if is_locked and (changed := describe_change(decision, inspection)):
+            return make_row(self.entry, State.STALE, changed, tune_again(self.entry))
+        if self.request.fullgraph:
+            study.require_full_graph()
+        if decision.inputs and inspection.inputs != decision.inputs:
+            return make_row(self.entry, State.UNKNOWN, f"with {side.name} the inputs differ from the locked ones")
+        return None
+
+    def guard(self, side: Side, work: Callable[[], T]) -> T | Checked:
+        """Do some work in one of the environments. An error there is the result of this check, and ends no other."""
         try:
-            inspection = study.inspect()
-            if is_locked and (changed := describe_change(decision, inspection)):
-                return make_row(self.entry, State.STALE, changed, tune_again(self.entry))
-            if self.request.fullgraph:
-                study.require_full_graph()
-            if decision.inputs and inspection.inputs != decision.inputs:
-                return make_row(self.entry, State.UNKNOWN, f"with {side.name} the inputs differ from the locked ones")
-            return study.try_plan(cache_dir=side.caches)
+            return work()
         except GraphBreakError as error:
             return make_row(self.entry, State.BREAKS, f"with {side.name}: {error}", "check without --fullgraph")
-        except BaselineError as error:
-            again = tune_again(self.entry)
-            return make_row(self.entry, State.LOST, f"with {side.name} the original model fails: {error}", again)
+        except BaselineError as error:  # no plan can be tuned for it there
+            return make_row(self.entry, State.LOST, f"with {side.name} the original model fails: {error}")
         except (InputError, UnsupportedError, InternalError) as error:
             return make_row(self.entry, State.UNKNOWN, f"with {side.name}: {error}", "fix that, and check again")
 
@@ -188,21 +194,27 @@ class UpgradeCheck:
             before = row.state if len(pairs) >= MIN_PAIRS else State.INCONCLUSIVE
             # The trials of the first pair were made there and then here.
             order = (here, there) if len(pairs) % 2 else (there, here)
-            timed = [self._measure(side) for side in order]
-            for side, found in zip(order, timed, strict=True):
-                if isinstance(found, Failure):
-                    state = State.LOST if side is there else State.UNKNOWN
-                    if found.kind in (FailureKind.TIMED_OUT, FailureKind.INTERFERED):  # it ran in time before
-                        state = State.INCONCLUSIVE
-                    return make_row(self.entry, state, f"with {side.name} {found}", tune_again(self.entry))
-            own, other = timed if order[0] is here else reversed(timed)
-            assert isinstance(own, Measurement)
-            assert isinstance(other, Measurement)
+            timed = {side is here: self._measure(side) for side in order}
+            own, other = timed[True], timed[False]
+            if not isinstance(own, Measurement):  # then the upgrade is not to blame
+                return self._judge_failure(here, own, State.UNKNOWN)
+            if not isinstance(other, Measurement):
+                return self._judge_failure(there, other, State.LOST)
             pairs.append((own, other))
 
-    def _measure(self, side: Side) -> Measurement | Failure:
+    def _measure(self, side: Side) -> Measurement | Failure | Checked:
         limits = Limits.from_free_memory(self.request.limit_s)
-        return measure_again(side.launcher, self.make_job(), limits, self.listener.stage, [side.caches])
+        return self.guard(
+            side, lambda: measure_again(side.launcher, self.make_job(), limits, self.listener.stage, [side.caches])
+        )
+
+    def _judge_failure(self, side: Side, found: Failure | Checked, state: State) -> Checked:
+        """Judge a process that ran before, and fails when it is timed once more."""
+        if isinstance(found, Checked):
+            return replace(found, state=state if found.state.is_regression else found.state)
+        if found.kind in (FailureKind.TIMED_OUT, FailureKind.INTERFERED):  # it ran in time before
+            state = State.INCONCLUSIVE
+        return make_row(self.entry, state, f"with {side.name} {found}", tune_again(self.entry))
 
 
 def pair_of(own: Trial | Checked, found: Trial | Checked) -> Pair:
@@ -219,11 +231,6 @@ def _name_loss(failure: Failure | None) -> State:
     if failure is None:
         return State.WRONG
     return State.INCONCLUSIVE if failure.kind is FailureKind.INTERFERED else State.LOST
-
-
-def _is_version(found: str, asked: str) -> bool:
-    """Whether PyTorch is of a version, which may leave out zeros at its end, and the name of the build."""
-    return re.fullmatch(re.escape(asked) + r"(\.0)*(\+.*)?", found) is not None
 
 
 def judge_pairs(entry: Entry, pairs: Sequence[Pair], threshold: float, here: str, there: str) -> Checked:
