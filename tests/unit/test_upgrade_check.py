@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from lock_samples import FAR, HERE, TARGET, Worker, an_entry, make_measurement
+from rich.console import Console
 from typer.testing import CliRunner
 
 from store_samples import PASSED
@@ -25,7 +27,7 @@ from torchwise.records import Costs, Failure, FailureKind, Inspection, Measureme
 from torchwise.records.listener import Listener
 from torchwise.study.lock import Entry, Lock, environments, write
 from torchwise.study.lock.check import CheckRequest
-from torchwise.study.lock.check_results import Check, Checked, State, sentence
+from torchwise.study.lock.check_results import Check, Checked, State, render_check, sentence
 from torchwise.study.lock.environments import locate_environments, make_environment
 from torchwise.study.lock.other_environment import describe_other
 from torchwise.study.lock.upgrade import MIN_PAIRS, MORE_PAIRS, run_upgrade_check
@@ -233,6 +235,10 @@ def test_without_timing_it_is_only_verified() -> None:
     assert only(check).detail == "correct with torch 9.0.0; not timed"
     assert there.tasks == ["inspect", "try"]
     assert check.exit_code == 0
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(render_check(check))
+    assert "Correct, but not timed" in shown.getvalue(), "it is not said to be no slower"
+    assert "Nothing is wrong, but nothing was timed with torch 9.0.0: 1 good." in shown.getvalue()
 
 
 def test_a_slowdown_that_only_the_last_pair_shows_is_inconclusive() -> None:

@@ -182,7 +182,7 @@ def _advise(check: Check, others: tuple[str, ...], counts: str) -> str:
     if worse:
         return f"Worse with {' and '.join(worse)}: {counts}. Pin what you have, or tune these again after the upgrade."
     advice = {
-        0: "Nothing speaks against",
+        0: "Nothing speaks against" if _is_timed(check) else "Nothing is wrong, but nothing was timed with",
         1: "Some plans are stale before any upgrade, so not all could be checked with",
         EXIT_INCONCLUSIVE: "The measurements leave open whether to move to",
     }
@@ -200,7 +200,13 @@ def _describe_row(row: Checked) -> str:
 
 def _choose_title(check: Check, state: State) -> str:
     is_upgrade = state is State.GOOD and any(row.against for row in check.rows)
-    return "Correct, and not slower" if is_upgrade else TITLES[state]
+    told = "Correct, and not slower" if _is_timed(check) else "Correct, but not timed"
+    return told if is_upgrade else TITLES[state]
+
+
+def _is_timed(check: Check) -> bool:
+    """Whether a plan was timed on another PyTorch."""
+    return any(row.time for row in check.rows)
 
 
 def _choose_tone(state: State) -> Tone:

@@ -140,6 +140,6 @@ def _run(command: list[str], what: str) -> None:
     if found.returncode:
         said = (found.stderr or found.stdout).strip()[-TAIL:]
         raise InputError(
-            f"{what} could not be installed: {said}. Make an environment with it yourself, and give its interpreter "
-            "with --against-python"
+            f"{what} could not be installed: {said.rstrip('.')}. If it exists, make an environment with it yourself, "
+            "and give its interpreter with --against-python"
         )
