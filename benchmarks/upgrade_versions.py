@@ -71,9 +71,11 @@ def lock(folder: Path) -> None:
 
 
 def check(folder: Path, *words: str) -> list[dict[str, str]]:
-    """Check, and return the rows."""
-    torchwise(folder, "check", *words, "--effort", "quick", "--json", "check.json")
-    rows: list[dict[str, str]] = json.loads((folder / "check.json").read_text())["rows"]
+    """Check, and return the rows, or none if the check wrote no result."""
+    result = folder / "check.json"
+    result.unlink(missing_ok=True)  # the rows of an earlier check must not stand for those of this one
+    torchwise(folder, "check", *words, "--effort", "quick", "--json", result.name)
+    rows: list[dict[str, str]] = json.loads(result.read_text())["rows"] if result.exists() else []
     return rows
 
 
@@ -113,6 +115,7 @@ def main() -> None:
     bad += [
         f"planted, and not found: {row['detail']}" for row in planted if row["state"] in ("good", "faster", *FAULTS)
     ]
+    bad += ["planted, and not checked"] if asked.plant and not planted else []
     print(f"planted {asked.plant:g}: {[row['state'] for row in planted]}" if planted else "nothing planted")
     for line in bad:
         print("fault:", line)

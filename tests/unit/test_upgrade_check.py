@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import re
 import subprocess
@@ -498,6 +499,22 @@ def test_an_empty_lock_is_told() -> None:
 def test_an_interpreter_to_make_environments_with_needs_a_version(tmp_path: Path) -> None:
     found = CliRunner().invoke(app, ["check", "--python", "python3"])
     assert "is only for --against-torch" in (found.output + str(found.exception))
+
+
+def test_the_nightly_check_takes_no_earlier_result_for_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    nightly = importlib.import_module("upgrade_versions")
+    (tmp_path / "check.json").write_text('{"rows": [{"state": "slower"}]}')
+    monkeypatch.setattr(nightly, "torchwise", lambda *_: 2)
+    assert nightly.plant(tmp_path, 1.1) == []
+
+    monkeypatch.setattr(nightly, "lock", lambda _: None)
+    monkeypatch.setattr(nightly, "check", lambda _, *words: [] if "--lock" in words else 6 * [{"state": "good"}])
+    for plant, code in ((), 0), (("--plant", "1.1"), 1):
+        monkeypatch.setattr(sys, "argv", ["upgrade_versions.py", "--to", "9.0.0", *plant])
+        with pytest.raises(SystemExit) as ended:
+            nightly.main()
+        assert int(ended.value.code) == code
 
 
 SLOWED = """
