@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import re
@@ -344,6 +345,7 @@ def test_an_environment_is_made_once_and_shares_all_other_packages(
         real([sys.executable, "-m", "venv", "--without-pip", command[-1]], what)
 
     monkeypatch.setattr(environments, "_run", run)
+    monkeypatch.setattr(environments, "_find_uv", lambda: None)
     monkeypatch.setattr(environments.environment, "torch_version", lambda: "2.13.0+cpu")
     said: list[str] = []
     found = [make_environment("9.8.7", said.append) for _ in range(2)]
@@ -356,6 +358,27 @@ def test_an_environment_is_made_once_and_shares_all_other_packages(
     assert [command[-1] for command in ran if "install" in command][2:] == ["torch==9.8.7"], "no build for the CPU"
     shared = subprocess.run([found[0], "-c", "import pytest; print(pytest.__file__)"], capture_output=True, text=True)
     assert shared.stdout.strip() == pytest.__file__
+
+
+@pytest.mark.parametrize("works", [["uv"], ["pip"], []])
+def test_where_uv_finds_no_such_version_pip_is_asked(works: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def run(command: list[str], what: str) -> None:
+        if "install" not in command:
+            return
+        asked.append(("uv" if command[0] == "/bin/uv" else "pip", command[-1]))
+        if asked[-1] not in [(one, "torch==9.8.7") for one in works]:
+            raise InputError(f"{what} could not be installed")
+
+    monkeypatch.setattr(environments, "_run", run)
+    monkeypatch.setattr(environments, "_find_uv", lambda: "/bin/uv")
+    monkeypatch.setattr(environments, "share_packages", lambda _: None)
+    monkeypatch.setattr(environments.environment, "torch_version", lambda: "2.13.0+cpu")
+    with contextlib.nullcontext() if works else pytest.raises(InputError, match=r"torch 9.8.7 could not"):
+        environments._create(Path("folder"), sys.executable, "9.8.7")
+    tries = [(one, f"torch=={version}") for version in ("9.8.7+cpu", "9.8.7") for one in ("uv", "pip")]
+    assert asked == (tries[:3] if works == ["uv"] else tries)
 
 
 def test_each_environment_has_environments_of_its_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

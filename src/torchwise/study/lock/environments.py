@@ -7,6 +7,7 @@ this environment. So nothing but PyTorch changes, and little has to be installed
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -103,13 +104,14 @@ def _is_cpu_build(torch: str) -> bool:
 def _create(folder: Path, python: str, torch: str) -> None:
     uv, interpreter = _find_uv(), str(folder / "bin" / "python")
     _run([uv, "venv", "--python", python, str(folder)] if uv else [python, "-m", "venv", str(folder)], str(folder))
-    install = [uv, "pip", "install", "--python", interpreter] if uv else [interpreter, "-m", "pip", "install", "-q"]
-    for version in ([f"{torch}+cpu"] if _is_cpu_build(torch) else []) + [torch]:
+    versions = ([f"{torch}+cpu"] if _is_cpu_build(torch) else []) + [torch]
+    tries = [(version, installer) for version in versions for installer in _list_installers(uv, interpreter)]
+    for version, installer in tries:
         try:
-            _run([*install, f"torch=={version}"], f"torch {version}")
+            _run([*installer, f"torch=={version}"], f"torch {version}")
             break
         except InputError:  # not every index has the builds for the CPU, under a version of their own
-            if version == torch:
+            if (version, installer) == tries[-1]:
                 raise
     share_packages(interpreter)
 
@@ -118,6 +120,14 @@ def _find_uv() -> str | None:
     """Return uv, of this environment or the path. It resolves some releases' requirements where pip gives up."""
     own = Path(sys.executable).with_name("uv")
     return str(own) if own.exists() else shutil.which("uv")
+
+
+def _list_installers(uv: str | None, interpreter: str) -> list[list[str]]:
+    """List the commands that install into an environment. pip knows indexes that uv does not, from its own settings."""
+    if uv is None:  # the environment was made with a pip of its own
+        return [[interpreter, "-m", "pip", "install", "-q"]]
+    pip = [sys.executable, "-m", "pip", "--python", interpreter, "install", "-q"]
+    return [[uv, "pip", "install", "--python", interpreter], *([pip] if importlib.util.find_spec("pip") else [])]
 
 
 def share_packages(interpreter: str) -> None:
