@@ -511,7 +511,7 @@ def test_the_command_checks_each_environment_once_and_all_of_them_first(
 
     workers["b"].environment, workers["a"].ran = HERE, []
     found = CliRunner().invoke(app, words)
-    assert "torch 9.1.0 is asked for" in str(found.exception)
+    assert str(found.exception).startswith("b: torch 9.1.0 is asked for"), "it names the interpreter of the several"
     assert not workers["a"].ran, "what cannot be checked is told before hours are spent on the rest"
 
 

@@ -11,6 +11,7 @@ from torchwise.cli.common import check_writable, interruptible
 from torchwise.cli.options import Effort, FullGraph, LockFile, Store, json_option
 
 if TYPE_CHECKING:
+    from torchwise.environment import Environment
     from torchwise.records.listener import Listener
     from torchwise.study.lock import Lock
     from torchwise.study.lock.check import CheckRequest
@@ -179,15 +180,25 @@ def _check_upgrades(
     import sys
     from dataclasses import replace
 
-    from torchwise.study.lock.other_environment import describe_other
     from torchwise.study.lock.public import check_public
     from torchwise.study.lock.upgrade import run_upgrade_check
     from torchwise.trial.interpreter_launcher import InterpreterLauncher
 
     here = InterpreterLauncher(sys.executable)
     # All are described first, so that one that cannot be used costs no results of the others.
-    known = [(there, describe_other(there, request.limit_s, listener, torch)) for there, torch in others]
+    known = [(there, _describe_other(there, request.limit_s, listener, torch)) for there, torch in others]
     found = [run_upgrade_check(lock, request, here, there, listener, other) for there, other in known]
     found += [check_public(public, request, here, there, listener, there.python, other) for there, other in known]
     rows = dict.fromkeys(row for check in found for row in check.rows)  # what holds without any upgrade comes once
     return replace(found[0], rows=tuple(rows))
+
+
+def _describe_other(there: InterpreterLauncher, limit_s: float, listener: Listener, torch: str | None) -> Environment:
+    """Describe one of the other environments. An error names its interpreter."""
+    from torchwise.errors import InputError
+    from torchwise.study.lock.other_environment import describe_other
+
+    try:
+        return describe_other(there, limit_s, listener, torch)
+    except InputError as error:
+        raise InputError(f"{there.python}: {error}") from None

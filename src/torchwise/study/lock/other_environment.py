@@ -30,8 +30,8 @@ def describe_other(there: Launcher, limit_s: float, listener: Listener, torch: s
         )
     if torch and not _is_version(found.torch, torch):
         raise InputError(
-            f"torch {torch} is asked for, but the workers of its environment have torch {found.torch}: make an "
-            "environment with it yourself, and give its interpreter with --against-python"
+            f"torch {torch} is asked for, but the workers of its environment have torch {found.torch}: delete the "
+            "environment, so that it is made anew, or make one yourself, and give its interpreter with --against-python"
         )
     return found
 
