@@ -106,6 +106,24 @@ def test_the_command_refuses_public_functions_without_another_pytorch() -> None:
     assert isinstance(found.exception, InputError)
 
 
+STEP = """
+import torch, torchwise
+
+def make():
+    net = torch.nn.Linear(2, 1)
+    step = torchwise.TrainStep(net, torch.nn.functional.mse_loss, torch.optim.SGD(net.parameters(), 0.1))
+    return step, (torch.ones(3, 2), torch.ones(3, 1))
+"""
+
+
+def test_a_training_step_is_refused_with_the_way_to_check_it(tmp_path: Path) -> None:
+    (tmp_path / "step.py").write_text(STEP)
+    target = f"{tmp_path}/step.py:make"
+    job = PairJob(Job("try", WorkloadSpec(target)), target, python=sys.executable)
+    with pytest.raises(InputError, match=r"step.py:make is a training step, .* tune and lock it"):
+        judge_job(job, lambda _: None)
+
+
 SIDES = """
 import os
 

@@ -89,7 +89,10 @@ def _judge_step(job: PairJob, reference: PairSide, stage: Stage) -> PairJudgemen
     """Judge a training step in this process, whose functions are compared afterwards."""
     stage(WorkerStage.VERIFY)
     if job.python:
-        raise InputError(f"python is {job.python!r}, but training steps are compared in one process: leave it out")
+        raise InputError(
+            f"{job.candidate} is a training step, which is compared in one process, so not on another PyTorch: tune "
+            "and lock it, and its plan is checked there"
+        )
     if reference.workload is None:
         raise InputError("the reference is a training step, but comes without a batch: its factory returns both")
     before = Surroundings()
