@@ -324,6 +324,15 @@ def test_an_expensive_choice_waits_for_a_bound_that_can_pay() -> None:
     assert find_exclusion(1.1 * needed_s / (HOPE * bound_s)) is None
 
 
+def test_a_trial_alone_is_named_where_the_plan_compiles_no_longer_than_the_leader() -> None:
+    leader = a_trial(INDUCTOR, 2.0, cold_s=40.0, seconds=43.0)
+    reasons = exclusion_reasons(make_history(leader, calls=100))
+    told = [reason for reason in reasons.values() if "which is less than" in reason]
+    assert told
+    assert not any("less than -" in reason for reason in told)
+    assert any(reason.endswith(" s for the trial") and "extra compile" not in reason for reason in told)
+
+
 def test_what_only_compiles_quicker_must_save_that_much_of_compiling() -> None:
     def find_exclusion(cold_s: float, calls: int) -> str | None:
         leader = a_trial(INDUCTOR, 2.0, cold_s=cold_s, warm_s=cold_s, seconds=cold_s + 1)

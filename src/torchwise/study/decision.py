@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torchwise.environment import Environment
+from torchwise.errors import first_line
 from torchwise.plan import EAGER, Numerics, Plan
 from torchwise.plan.space import complexity_of, numerics_of
 from torchwise.records import Decision, FailureKind, Outcome, Trial
 from torchwise.records.answer import Answer
-from torchwise.records.format import count, seconds, span, time
+from torchwise.records.format import count, pluralize, seconds, span, time
 from torchwise.records.measurement import describe_contention
 from torchwise.records.trial import CostModel, first_graph_break, relative_speeds
 from torchwise.study.history import TIE, History, sets_threads_alone
@@ -262,6 +263,8 @@ def _why_eager(history: History) -> str:
         return f"Stay with eager: no candidate's answer could be compared with eager's, so none is verified ({unseen})."
     if any(t.speedup and t.speedup.low > 1 for t in history.list_lacking()):
         return "Stay with eager: no plan that has the required properties was surely faster."
+    if failed := _name_failure(history):
+        return f"Stay with eager: {failed}{_too_few_calls(history)}"
     if any(t.state.is_finished for t in history.trials):
         return f"Stay with eager: no candidate was both right and faster.{_too_few_calls(history)}"
     return f"Stay with eager: nothing is worth a trial.{_too_few_calls(history)}"
@@ -284,6 +287,17 @@ def _name_break(history: History) -> str:
     if found := first_graph_break(history.trials):
         return f" The graph breaks: {found}. torchwise explain lists every break with its fix."
     return ""
+
+
+def _name_failure(history: History) -> str:
+    """Say that nothing is known of any candidate because each raised an error or died, or return ""."""
+    finished = [t for t in history.trials if t.state.is_finished]
+    broken = [t for t in finished if t.failure and t.failure.kind in (FailureKind.RAISED, FailureKind.DIED)]
+    if not finished or len(broken) < len(finished):
+        return ""
+    message = broken[0].failure.message if broken[0].failure else ""
+    more = f", and so did {pluralize(len(broken) - 1, 'other')}" if broken[1:] else ""
+    return f"{broken[0].plan} failed{more}, so nothing is known of its speed: {first_line(message)}."
 
 
 def _not_comparable(history: History) -> str:

@@ -156,11 +156,12 @@ class _Option:
         # The search has a budget of its own. Calls that nobody stated are no reason to end it before.
         trial_s = self.trial_s if history.workload.calls != DEFAULT_CALLS else 0.0
         if saved < extra_s + trial_s:
-            trial = f" plus {_format_estimate(trial_s)} for the trial" if trial_s else ""
-            return (
-                f"it would save about {_format_estimate(saved)} over {history.workload.calls:,} calls, "
-                f"which is less than {_format_estimate(extra_s)} of extra compile time{trial}"
-            )
+            calls = f"{history.workload.calls:,} calls"
+            would = f"it would save about {_format_estimate(saved)} over {calls}, which is less than "
+            trial = f"{_format_estimate(trial_s)} for the trial"
+            if extra_s <= 0:  # it compiles in less time than the leader, by less than its trial takes
+                return f"{would}{trial}"
+            return f"{would}{_format_estimate(extra_s)} of extra compile time{f' plus {trial}' if trial_s else ''}"
         return None
 
 
