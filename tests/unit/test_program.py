@@ -274,6 +274,8 @@ def test_a_plan_is_used_once_the_calls_have_taken_as_long_as_its_start(
         program(calls)
     assert [found.statistics.optimized for _, found in plans.placed] == ([optimized] if optimized else [])
     assert list(plans.notes) == ([f"Net ran as written: {THREADS} takes 250 ms to start, and {said}"] if said else [])
+    for _, _, by_plan, others in plans.list_calls():
+        assert (by_plan, sum(others.values())) == (optimized, calls - optimized), "no call is lost"
 
 
 def test_a_class_with_a_module_by_its_plan_is_not_said_to_run_as_written(searches: Searches, tmp_path: Path) -> None:

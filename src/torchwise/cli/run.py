@@ -248,8 +248,6 @@ def _apply(script: Script, store: str | None, report: Report) -> int:
     process = os.getpid()
     with StoredPlans(script.name, store) as plans:
         code = script.run()
-    found = [(name, component.statistics) for name, component in plans.placed]
-    rows = [(name, one.plan, one.optimized, one.original) for name, one in found]
     if os.getpid() == process:
-        report.show(applied_document(script.name, rows, plans.notes))
+        report.show(applied_document(script.name, plans.list_calls(), plans.notes))
     return code

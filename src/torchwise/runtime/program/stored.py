@@ -28,6 +28,8 @@ from torchwise.runtime.program.start_costs import WaitingPlan, explain_loss
 from torchwise.runtime.staleness import stale_because
 
 logger = logging.getLogger("torchwise")
+BEFORE_START = "before they had taken as long as its start"
+"""Why a plan that was placed did not answer some calls."""
 
 
 def name_of(thing: Any) -> str:
@@ -85,7 +87,7 @@ class StoredPlans:
             if (newest := self._decisions[name][0]).plan.is_eager:
                 self.notes[explain_eager(name, newest)] = None
         self._called: set[str] = set()
-        self._placed_for: list[Decision] = []
+        self._placed_for: list[WaitingPlan] = []
         self._waiting: dict[str, WaitingPlan] = {}
         self._lock = threading.Lock()
         self._former: CallHook | None = None
@@ -106,11 +108,23 @@ class StoredPlans:
         for name, waiting in self._waiting.items():
             if name not in in_use:  # by another module of the class
                 self.notes[waiting.explain(name)] = None
-        for (name, component), decision in zip(self.placed, self._placed_for, strict=True):
-            if (loss := explain_loss(name, component.statistics, decision)) is not None:
+        for (name, component), found in zip(self.placed, self._placed_for, strict=True):
+            if (loss := explain_loss(name, component.statistics, found.decision)) is not None:
                 self.notes[loss] = None
         for name in sorted(self._classes - self._called):
             self.notes[f"{name} has a plan, but no call of it was seen in this process"] = None
+
+    def list_calls(self) -> list[tuple[str, str | None, int, dict[Any, int]]]:
+        """Return a row for each placed plan: its module, the plan, the calls that it answered, the others by reason.
+
+        Calls before it was placed are among the others.
+        """
+        rows = []
+        for (name, component), found in zip(self.placed, self._placed_for, strict=True):
+            told = component.statistics
+            waited = {BEFORE_START: found.calls} if found.calls else {}
+            rows.append((name, told.plan, told.optimized, {**waited, **told.original}))
+        return rows
 
     def _answer(self, thing: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         attributes = vars(thing)  # those of the twin, too, which a plan may call as a module
@@ -184,7 +198,7 @@ class StoredPlans:
             return None
         if component is not None:
             self.placed.append((seen.name, component))
-            self._placed_for.append(found.decision)
+            self._placed_for.append(found)
             self.notes.pop(seen.note, None)
             seen.is_placed = True
         return component
