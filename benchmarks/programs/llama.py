@@ -49,7 +49,9 @@ def build(options: argparse.Namespace) -> LlamaForCausalLM:
         max_position_embeddings=options.prompt + options.tokens,
         initializer_range=0.2 if options.width < 512 else 0.02,
     )
-    return LlamaForCausalLM(config).eval().to(options.device, getattr(torch, options.dtype))
+    with torch.device(options.device):  # a CPU takes most of a minute to draw a billion numbers
+        model = LlamaForCausalLM(config)
+    return model.eval().to(getattr(torch, options.dtype))
 
 
 @torch.inference_mode()

@@ -37,22 +37,23 @@ def build(options: argparse.Namespace) -> StableDiffusionPipeline:
     torch.manual_seed(0)
     groups = min(32, options.widths[0] // 2)
     inner = len(options.widths) - 1
-    unet = UNet2DConditionModel(
-        sample_size=options.side // 8,
-        block_out_channels=tuple(options.widths),
-        layers_per_block=options.blocks,
-        down_block_types=(*["CrossAttnDownBlock2D"] * inner, "DownBlock2D"),
-        up_block_types=("UpBlock2D", *["CrossAttnUpBlock2D"] * inner),
-        cross_attention_dim=options.prompt_width,
-        attention_head_dim=8,
-        norm_num_groups=groups,
-    )
-    vae = AutoencoderKL(
-        block_out_channels=(16, 32, 32, 32),
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        norm_num_groups=8,
-    )
+    with torch.device(options.device):  # a CPU takes long to draw so many numbers
+        unet = UNet2DConditionModel(
+            sample_size=options.side // 8,
+            block_out_channels=tuple(options.widths),
+            layers_per_block=options.blocks,
+            down_block_types=(*["CrossAttnDownBlock2D"] * inner, "DownBlock2D"),
+            up_block_types=("UpBlock2D", *["CrossAttnUpBlock2D"] * inner),
+            cross_attention_dim=options.prompt_width,
+            attention_head_dim=8,
+            norm_num_groups=groups,
+        )
+        vae = AutoencoderKL(
+            block_out_channels=(16, 32, 32, 32),
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4,
+            norm_num_groups=8,
+        )
     pipe = StableDiffusionPipeline(
         vae=vae.eval(),
         unet=unet.eval(),
