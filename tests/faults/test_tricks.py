@@ -23,6 +23,9 @@ from torchwise.verify.pair_subject import PairSubject
 from torchwise.verify.witness import LocalWitness, poison_memory
 from torchwise.workload import Example
 
+# The judge forks its candidates from this process, in which other tests may have started OpenMP's threads.
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FILE = str(Path(process.__file__).resolve())
 
 
