@@ -106,13 +106,15 @@ def _create(folder: Path, python: str, torch: str) -> None:
     _run([uv, "venv", "--python", python, str(folder)] if uv else [python, "-m", "venv", str(folder)], str(folder))
     versions = ([f"{torch}+cpu"] if _is_cpu_build(torch) else []) + [torch]
     tries = [(version, installer) for version in versions for installer in _list_installers(uv, interpreter)]
+    errors: dict[str, None] = {}
     for version, installer in tries:
         try:
             _run([*installer, f"torch=={version}"], f"torch {version}")
             break
-        except InputError:  # not every index has the builds for the CPU, under a version of their own
-            if (version, installer) == tries[-1]:
-                raise
+        except InputError as error:  # not every index has the builds for the CPU, under a version of their own
+            errors[str(error)] = None
+    else:
+        raise InputError("; ".join(errors))
     share_packages(interpreter)
 
 

@@ -119,11 +119,11 @@ class UpgradeCheck:
 
     def _judge_fault_here(self, here: Side, own_fault: Checked, fault: Checked | None) -> Checked:
         """Judge what does not hold in this environment. If it does not hold there either, no upgrade is to blame."""
-        again = tune_again(self.entry)
         if own_fault.state is State.STALE or (fault is not None and own_fault.state.is_regression):
-            return make_row(self.entry, State.STALE, f"{NOT_HERE}: {own_fault.detail}", again)
+            return make_row(self.entry, State.STALE, f"{NOT_HERE}: {own_fault.detail}", own_fault.way_out)
+        state = State.INCONCLUSIVE if own_fault.state is State.INCONCLUSIVE else State.UNKNOWN
         detail = f"with {here.name}, of this environment: {own_fault.detail}"
-        return make_row(self.entry, State.UNKNOWN, detail, again)
+        return make_row(self.entry, state, detail, own_fault.way_out)
 
     def find_fault(self, found: Trial | Checked | None) -> Checked | None:
         """Return why a plan is not verified in one of the environments, or None if nothing is known against it."""
