@@ -164,7 +164,7 @@ def test_everything_failed() -> None:
 def test_where_every_candidate_broke_the_first_error_is_named_and_nothing_is_said_of_speed() -> None:
     broke = Trial(0, INDUCTOR, TrialState.FAIL, failure=Failure(FailureKind.RAISED, "verify", "no checks\n\nmore"))
     told = decide_trials(broke, replace(broke, number=1, plan=AUTOTUNED)).reason
-    assert told.startswith("Stay with eager: inductor failed, and so did 1 other, so nothing is known of its speed: ")
+    assert told.startswith("Stay with eager: inductor failed, and so did 1 other, so nothing is known of their speed: ")
     assert "no checks" in told
     assert "more" not in told
     assert "both right and faster" in decide_trials(broke, a_trial(AUTOTUNED, 5.0, verdict=FAILED)).reason

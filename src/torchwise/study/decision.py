@@ -297,7 +297,8 @@ def _name_failure(history: History) -> str:
         return ""
     message = broken[0].failure.message if broken[0].failure else ""
     more = f", and so did {pluralize(len(broken) - 1, 'other')}" if broken[1:] else ""
-    return f"{broken[0].plan} failed{more}, so nothing is known of its speed: {first_line(message)}."
+    of_whom = "their" if broken[1:] else "its"
+    return f"{broken[0].plan} failed{more}, so nothing is known of {of_whom} speed: {first_line(message).rstrip('.')}."
 
 
 def _not_comparable(history: History) -> str:

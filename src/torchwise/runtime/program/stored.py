@@ -28,7 +28,7 @@ from torchwise.runtime.program.start_costs import WaitingPlan, explain_loss
 from torchwise.runtime.staleness import stale_because
 
 logger = logging.getLogger("torchwise")
-BEFORE_START = "before they had taken as long as its start"
+BEFORE_START = "before the calls had taken as long as the start of the plan"
 """Why a plan that was placed did not answer some calls."""
 
 
@@ -122,7 +122,7 @@ class StoredPlans:
         rows = []
         for (name, component), found in zip(self.placed, self._placed_for, strict=True):
             told = component.statistics
-            waited = {BEFORE_START: found.calls} if found.calls else {}
+            waited: dict[Any, int] = {BEFORE_START: found.calls} if found.calls else {}
             rows.append((name, told.plan, told.optimized, {**waited, **told.original}))
         return rows
 
