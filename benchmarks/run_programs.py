@@ -171,9 +171,11 @@ def fill_caches(
         with ThreadPoolExecutor(max(len(left), 1)) as pool:
             started = {name: pool.submit(time_program, commands[name], files[name], options, clock) for name in left}
         for name, run in started.items():
+            if run.exception() is None:
+                away[name] = compare(files[name], files[ALONE])
+                results.keep()
+        for run in started.values():
             run.result()
-            away[name] = compare(files[name], files[ALONE])
-            results.keep()
 
 
 def list_commands(program: str, options: argparse.Namespace) -> dict[str, list[str]]:
