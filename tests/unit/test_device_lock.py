@@ -367,10 +367,10 @@ def test_waiting_to_time_a_kernel_is_not_on_the_workers_account() -> None:
         def hear(stage: str) -> None:
             if stage == "compile" and "compile" not in heard:
                 held.enter_context(other.alone())
-                threading.Timer(2, held.close).start()
+                threading.Timer(3, held.close).start()
             heard.append(stage)
 
-        answer = ProcessLauncher().run(job, Limits(1.5, 8 * 2**30), hear)
+        answer = ProcessLauncher().run(job, Limits(2, 8 * 2**30), hear)
     assert answer == '"timed"'
     assert heard == ["compile", WAITING, "compile"]
 

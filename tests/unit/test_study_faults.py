@@ -99,7 +99,6 @@ def _read_finished(folder: Path) -> dict[str, object]:
     return {t.plan.id: replace(t, repeats=(), reason="", duel=None) for t in ended}  # more may be measured of it later
 
 
-@pytest.mark.nightly
 def test_ctrl_c_keeps_what_is_finished_and_returns_130(tmp_path: Path) -> None:
     process = subprocess.Popen(
         command(tmp_path, "hangs", GOOD, BAD),
