@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from torchwise.plan import Plan
-from torchwise.records import Outcome
+from torchwise.records import CheckName, Outcome
 from torchwise.trial import loading
 from torchwise.trial.loading import runner
 from torchwise.trial.settling import check_that_state_settles
+from torchwise.verify import pair
 from torchwise.verify.observe import make_trial
+from torchwise.verify.spot_check import OVERWRITTEN
 from torchwise.verify.verify import Subject, verify
 from torchwise.workload import Workload, bounds
 from torchwise.workload.bounds import OutOfBoundsError, RefuseOutOfBounds, count_calls_within_bounds
@@ -32,7 +34,11 @@ CALLS: dict[str, tuple[Callable[[Any], object], Any, Any]] = {
     "index_select, negative": (lambda i: X.index_select(1, i), at(0), at(-1)),
     "index_copy_": (lambda i: X.clone().index_copy_(0, i, X[:1]), at(2), at(3)),
     "index_add": (lambda i: X.index_add(0, i, X[:1]), at(2), at(3)),
-    "index_fill": (lambda i: X.index_fill(1, i, 0.0), at(3), at(4)),
+    "index_fill": (lambda i: X.index_fill(1, i, 0.0), at(3, -4), at(4)),
+    "masked_scatter": (lambda m: X.masked_scatter(m, X[0]), X < 4, X < 5),
+    "multi_margin_loss": (lambda i: torch.nn.functional.multi_margin_loss(X, i), at(0, 3, 1), at(0, 4, 1)),
+    "multinomial, small": (lambda p: torch.multinomial(p, 1), torch.full((4,), 1e-6).half(), -SHARES),
+    "bytes": (lambda i: torch.nn.functional.embedding(i, torch.zeros(400, 1)), at(399), at(400)),
     "gather": (lambda i: X.gather(1, i[None]), at(3), at(4)),
     "scatter": (lambda i: X.scatter(0, i[None], 1.0), at(2), at(3)),
     "scatter_add_": (lambda i: X.clone().scatter_add_(1, i[None], X[:1, :1]), at(3), at(4)),
@@ -88,7 +94,7 @@ class Cache(torch.nn.Module):
 
 @pytest.fixture
 def asserting(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in (bounds, loading):
+    for place in (bounds, loading, pair):
         monkeypatch.setattr(place, "ends_process", lambda: True)
 
 
@@ -103,7 +109,7 @@ def test_the_calls_that_a_cache_takes_are_counted_and_leave_it_as_it_was(places:
 
 def test_where_operators_raise_errors_themselves_nothing_is_called() -> None:
     def call(_x: torch.Tensor) -> torch.Tensor:
-        raise AssertionError
+        raise FatalError
 
     assert count_calls_within_bounds(call, (X,), {}, 4) == 4
 
@@ -148,3 +154,71 @@ def test_whether_state_settles_is_asked_within_the_cache() -> None:
     model = Cache(2)
     check_that_state_settles(model, Workload(model, (Example((torch.ones(1, 4),)),)), Plan())
     assert int(model.place) == 0
+
+
+@pytest.mark.usefixtures("asserting")
+@pytest.mark.parametrize("handles", [IndexError, Exception])
+def test_a_refusal_that_the_model_handles_counts_all_the_same(handles: type[Exception]) -> None:
+    def call(i: torch.Tensor) -> torch.Tensor:
+        try:
+            return X[i]
+        except handles:
+            return X
+
+    assert count_calls_within_bounds(call, (at(3),), {}, 2) == 0
+    assert not make_trial(Workload(call, (Example((at(0),)),)))(Example((at(3),)))
+
+
+def test_code_that_a_model_compiles_is_looked_at_too_and_is_compiled_again_afterwards() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            graphs.append(graph)
+            return graph.forward(*given)
+
+        return run
+
+    @torch.compile(backend=backend)
+    def pick(i: torch.Tensor) -> torch.Tensor:
+        return X[i] * 2
+
+    for _ in range(2):  # before and after it was compiled
+        graphs.clear()
+        with RefuseOutOfBounds(), pytest.raises(OutOfBoundsError):
+            pick(at(3))
+        assert not graphs
+        pick(at(1))
+        assert len(graphs) == 1
+
+
+def test_what_cannot_be_looked_at_runs_as_it_is() -> None:
+    from torch._subclasses import FakeTensorMode
+
+    with RefuseOutOfBounds():
+        assert torch.zeros(3, device="meta")[torch.zeros(2, dtype=torch.int64, device="meta")].shape == (2,)
+        with FakeTensorMode() as mode:
+            assert torch.empty(3)[mode.from_tensor(at(5))].shape == (1,)
+        chosen = torch.cond(torch.tensor(True), lambda x: x + 1, lambda x: x - 1, (X,))
+    assert torch.equal(chosen, X + 1)
+
+
+def test_a_plan_that_overwrites_its_answers_is_found_where_a_cache_has_room() -> None:
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count += 1
+            return x * self.count
+
+    model, kept = Counting(), torch.zeros(4)
+
+    def overwrite(x: torch.Tensor) -> torch.Tensor:
+        return kept.copy_(model(x))
+
+    workload = Workload(model, (Example((torch.ones(4, dtype=torch.int64),)),))
+    last = verify(Subject(workload, overwrite, model, stateful=True)).checks[-1]
+    assert last.name == CheckName.RETAINED_OUTPUTS
+    assert (last.outcome, last.detail) == (Outcome.FAIL, OVERWRITTEN)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,7 +12,32 @@ from torchwise._torch.modules import list_global_hooks
 from torchwise._torch.private_name import PrivateName
 from torchwise.errors import UnsupportedError
 
-__all__ = ["OpOverload", "TorchDispatchMode"]
+__all__ = ["EagerMode", "OpOverload", "TorchDispatchMode"]
+
+
+class EagerMode(TorchDispatchMode):
+    """Sees all operators of a program, also those of code that it compiles, which runs in eager meanwhile.
+
+    Dynamo compiles no code under a mode, and afterwards never again. It is not asked under this one.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._stances: list[Any] = []
+
+    def __enter__(self) -> Self:
+        """Begin to see operators."""
+        self._stances.append(torch.compiler.set_stance("force_eager"))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Have code that the program compiles run compiled again."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._stances.pop().__exit__(*error)
+
 
 OpOverload = torch._ops.OpOverload
 """The class of one operator with one signature, such as `torch.ops.aten.add.Tensor`."""

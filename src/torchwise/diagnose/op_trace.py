@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry, register_flop_formula, sdpa_flop_count
 
-from torchwise._torch.dispatch import TorchDispatchMode
+from torchwise._torch.dispatch import EagerMode
 from torchwise.compile.tensor_reads import answering
 from torchwise.compile.transforms.numbers_on_gpu import WIDE
 from torchwise.records.explanation import SourceLocation
@@ -134,9 +134,9 @@ def _kind_of_read(tensor: torch.Tensor) -> ReadKind:
     return ReadKind.OTHER if tensor.is_floating_point() or tensor.is_complex() else ReadKind.COUNT
 
 
-class _TraceMode(TorchDispatchMode):
+class _TraceMode(EagerMode):
     def __init__(self, device: str) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.trace = OpTrace()
         self.waits: dict[tuple[str, ReadKind, SourceLocation], int] = {}
         self._device = device

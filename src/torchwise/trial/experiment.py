@@ -190,8 +190,8 @@ class Experiment:
         if self.step_runner is not None:
             return check_retained_loss(self.step_runner, inputs).outcome is not Outcome.PASS
         eager = self.harness.workload.call
-        state_of = eager if Trait.STATEFUL in self._job.traits else None
-        kept = check_retained_outputs(self.call, eager, inputs[0], inputs[-1], state_of)
+        is_stateful = Trait.STATEFUL in self._job.traits
+        kept = check_retained_outputs(self.call, eager, inputs[0], inputs[-1], is_stateful=is_stateful)
         return kept.outcome is not Outcome.PASS
 
     def time_cold(self, found: Measurement, stage: Callable[[str], None]) -> Measurement:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchwise._torch.dispatch import TorchDispatchMode
+from torchwise._torch.dispatch import EagerMode
 from torchwise._torch.dynamo import DIM_MARKS
 from torchwise.compile import is_plain
 from torchwise.compile.cuda_graphs.host_operators import reads_numbers, waits
@@ -245,7 +245,7 @@ def _trace_operators(call: Callable[[], Any]) -> tuple[frozenset[Trait], int | N
     operators, rows = 0, MatrixRows()
     labels: list[int] = []
 
-    class Watch(TorchDispatchMode):
+    class Watch(EagerMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             nonlocal is_complex, has_short_rows, has_uneven_mean, reads_bool, operators
             operators += 1
@@ -270,7 +270,7 @@ def _trace_operators(call: Callable[[], Any]) -> tuple[frozenset[Trait], int | N
         return record_read(tensor) if tensor.dtype is torch.bool else NotImplemented
 
     # Some operators refuse to be watched, with any error. The model itself ran before, and its traits so far count.
-    with contextlib.suppress(Exception), answering(record_read, read), Watch():  # type: ignore[no-untyped-call]
+    with contextlib.suppress(Exception), answering(record_read, read), Watch():
         call()
         is_whole = True
     found = {

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from torchwise._torch.dispatch import TorchDispatchMode
+from torchwise._torch.dispatch import EagerMode
 from torchwise._torch.modules import BatchNorm
 from torchwise.compile.optimizer import forms_open
 from torchwise.measure import device_lock
@@ -70,13 +70,11 @@ def flops_of(call: Callable[[], Any]) -> float:
     return counter.flops
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(EagerMode):
     """Counts as `FlopCounterMode` does, but without hooks on modules, which fail if gradients are taken in a call."""
 
-    supports_higher_order_operators = True
-
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.flops = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -15,7 +15,7 @@ import torch
 
 from torchwise.verify.leaves import leaves_of
 from torchwise.workload import layouts, pytree
-from torchwise.workload.bounds import refuse_out_of_bounds
+from torchwise.workload.bounds import takes_within_bounds
 from torchwise.workload.layouts import is_strided
 from torchwise.workload.module_state import State, kept_state, preserve_generators
 from torchwise.workload.step_state import loss_of
@@ -253,13 +253,12 @@ def make_trial(workload: Workload) -> Callable[[Example], bool]:
         device = "cuda" if any(tensor.is_cuda for tensor in copy.tensors()) else "cpu"
         kept = kept_state(None if step else call, copy.args, copy.kwargs)
         try:
-            with preserve_generators(device), kept, torch.set_grad_enabled(step is not None), refuse_out_of_bounds():
-                call(*copy.args, **copy.kwargs)
+            with preserve_generators(device), kept, torch.set_grad_enabled(step is not None):
+                return takes_within_bounds(call, copy.args, copy.kwargs)
         except Exception:  # the user's model may refuse made-up values in any way
             return False
         finally:
             put_back()
-        return True
 
     return takes
 

@@ -42,7 +42,7 @@ from torchwise.verify.spot_check import OVERWRITTEN
 from torchwise.verify.stochastic import is_stochastic
 from torchwise.verify.verify import EPSILON, SUCCESSIVE
 from torchwise.verify.witness import Question, Testimony, hold_answer, list_kinds, state_of
-from torchwise.workload.bounds import count_calls_within_bounds
+from torchwise.workload.bounds import count_calls_within_bounds, ends_process
 from torchwise.workload.module_state import kept_state
 from torchwise.workload.workload import Example
 
@@ -265,9 +265,10 @@ class _Judge:
     def _observe_reference(self, example: Example, seed: int, call: Any = None) -> Observation | None:
         original, kept = self._subject.reference, list[Any]()
         watch, calls = CallWatch(call or original), SUCCESSIVE if self._is_stateful else 1
-        if count_calls_within_bounds(original, example.args, example.kwargs, calls) < calls:
-            return None
         try:
+            copy = example.clone()
+            if count_calls_within_bounds(original, copy.args, copy.kwargs, calls) < calls:
+                return None
             found = observe(
                 watch,
                 original,
@@ -288,6 +289,8 @@ class _Judge:
         """Compare a candidate with a reference that refuses a case."""
         if case.is_given:
             return Check(CheckName.ANSWER, Outcome.NOT_COMPARABLE, "the reference fails on it")
+        if ends_process():  # which an input that no operator takes may do
+            return None
         told = self._witness.answer(Question(case.example, seed, self._is_training))
         if told.observation is not None:
             self._findings.notes.append(f"the reference refuses {describe_place(case)}, and the candidate answers it")

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torchwise._torch.dispatch import OpOverload, TorchDispatchMode
+from torchwise._torch.dispatch import EagerMode, OpOverload
 from torchwise._torch.pytree import tree_leaves, tree_map_only
 
 _EXACT = """
@@ -40,7 +40,7 @@ SEED = 20_261_125
 """A seed apart from those that programs use: noise from the same numbers as the data would not be independent of it."""
 
 
-class PerturbRounding(TorchDispatchMode):
+class PerturbRounding(EagerMode):
     """Moves the result of every operator that rounds by up to `roundings` of its precision, at random.
 
     Operators that sum or solve are moved further, the longer their sums are, and so are their inputs. If terms cancel,
@@ -53,7 +53,7 @@ class PerturbRounding(TorchDispatchMode):
     """
 
     def __init__(self, roundings: float, seed: int = 0) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._roundings = roundings
         self._seed = SEED + seed
         self._generators: dict[Any, torch.Generator] = {}

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from torchwise._torch.dispatch import TorchDispatchMode
+from torchwise._torch.dispatch import EagerMode
 from torchwise.records import Check, CheckName, Outcome
 from torchwise.verify.deviation import errors_of, is_rounded, tolerance_of, widen_tensor
 from torchwise.verify.observe import Observation, observe
@@ -183,7 +183,7 @@ def in_float64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-class MatchedNoise(TorchDispatchMode):
+class MatchedNoise(EagerMode):
     """Draws float64 random numbers in float32: then one seed gives eager and reference the same noise.
 
     PyTorch's generators give other numbers for another dtype. Without this, a stochastic model could be compared with
@@ -197,7 +197,7 @@ class MatchedNoise(TorchDispatchMode):
     """
 
     def __init__(self, *, widens_made: bool = False) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._widens_made = widens_made
         self.has_drawn = self.has_widened = False
         """Whether an operator drew in float32 instead, and whether one requested a narrower dtype."""

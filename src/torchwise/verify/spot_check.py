@@ -28,6 +28,7 @@ from torchwise.verify.leaves import is_value, leaves_of
 from torchwise.verify.noise_floor import Sensitivity
 from torchwise.verify.observe import Observation, observation_of
 from torchwise.workload import pytree
+from torchwise.workload.bounds import takes_within_bounds
 from torchwise.workload.module_state import kept_state
 from torchwise.workload.workload import Example
 
@@ -97,15 +98,17 @@ def _differs(
 
 
 def check_retained_outputs(
-    call: Callable[..., Any], eager: Callable[..., Any], first: Example, second: Example, state_of: Any = None
+    call: Callable[..., Any], eager: Callable[..., Any], first: Example, second: Example, *, is_stateful: bool = False
 ) -> Check:
     """Keep the outputs for `first` while `second` is answered twice. They must not change.
 
-    The state of `state_of`, a model, is put back after each call: a cache may have place for one more alone.
+    Calls of a model that keeps state go on from each other. If its cache has no room for so many, each begins from the
+    same state.
 
     If both inputs are alike, values do not show an overwritten output. So memory shared between the answers counts too,
     unless eager's answers also share memory (a model may return a constant).
     """
+    state_of = eager if is_stateful and not _has_room(eager, first, second) else None
     try:
         same, shares = _hold(call, first, second, state_of)
     except RuntimeError as error:  # PyTorch's CUDA-graph trees raise on the access itself
@@ -121,6 +124,16 @@ def check_retained_outputs(
     if shares and not shared:
         return _make_check(Outcome.FAIL, "answers of different calls lie in the same memory")
     return _make_check(Outcome.PASS, "outputs change as in eager")
+
+
+def _has_room(eager: Callable[..., Any], first: Example, second: Example) -> bool:
+    """Whether a model can answer the calls of `_hold` one after the other."""
+    try:
+        with kept_state(eager), torch.no_grad():
+            copies = [example.clone() for example in (first, second, second)]
+            return all(takes_within_bounds(eager, copy.args, copy.kwargs) for copy in copies)
+    except Exception:  # a model may raise anything, such as where a cache is full
+        return False
 
 
 def _make_check(outcome: Outcome, detail: str) -> Check:

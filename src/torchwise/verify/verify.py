@@ -20,7 +20,7 @@ from torchwise.verify.observe import Observation, draws, observe
 from torchwise.verify.reference import Reference, compare_with_cpu, is_doubtful, to_cpu
 from torchwise.verify.spot_check import check_first, check_retained_outputs
 from torchwise.verify.stochastic import check_noise
-from torchwise.workload.bounds import count_calls_within_bounds
+from torchwise.workload.bounds import count_calls_within_bounds, takes_within_bounds
 from torchwise.workload.module_state import State, from_one_state, kept_state
 from torchwise.workload.workload import Example, Workload
 
@@ -103,8 +103,7 @@ def _checks(subject: Subject, extra_draws: int, noise_budget_s: float) -> Iterat
     else:
         yield from _noisy(subject, inputs, noise_budget_s)
     eager = subject.workload.call
-    state_of = eager if subject.stateful else None
-    yield check_retained_outputs(subject.candidate, eager, inputs[0], inputs[-1], state_of)
+    yield check_retained_outputs(subject.candidate, eager, inputs[0], inputs[-1], is_stateful=subject.stateful)
 
 
 def _deterministic(subject: Subject, candidate: Callable[..., Any], inputs: list[Example]) -> Iterator[Check]:
@@ -116,7 +115,8 @@ def _deterministic(subject: Subject, candidate: Callable[..., Any], inputs: list
                 continue  # the model refuses a draw that was made up for it
             yield Check(CheckName.VALUES, Outcome.NOT_COMPARABLE, _why_unseen(subject, example, position))
             return
-        floor = native if subject.floor is subject.workload.call else _run(subject, subject.floor, example, position)
+        is_plain = subject.floor is subject.workload.call
+        floor = native if is_plain else _run(subject, subject.floor, example, position, native.calls)
         if floor is None:
             yield Check(CheckName.VALUES, Outcome.NOT_COMPARABLE, f"eager fails at precision {subject.precision}")
             return
@@ -219,12 +219,21 @@ def _noise_is_matched(subject: Subject, example: Example) -> bool:
     return all(a.shape == b.shape and errors_of(a, b).rms < MATCHED for a, b in tensors)
 
 
-def _run(subject: Subject, call: Callable[..., Any], example: Example, seed: int) -> Observation | None:
-    """Observe a call, or several successive ones of a model that keeps state. Return None if the first raises."""
+def _run(
+    subject: Subject, call: Callable[..., Any], example: Example, seed: int, calls: int | None = None
+) -> Observation | None:
+    """Observe a call, or several successive ones of a model that keeps state. Return None if the first raises.
+
+    The number of calls is that of an earlier observation, or None.
+    """
     original = subject.workload.call
     try:
-        calls = _calls_in_a_row(original, example) if subject.stateful else 1
-        calls = count_calls_within_bounds(original, example.args, example.kwargs, calls)
+        if calls is None:
+            calls = _calls_in_a_row(original, example) if subject.stateful else 1
+            # The examples ran before, and draws that are no example's own were tried.
+            if calls > 1 or subject.workload.reseed is not None:
+                copy = example.clone()
+                calls = count_calls_within_bounds(original, copy.args, copy.kwargs, calls)
         return observe(call, original, example, seed=seed, training=subject.training, calls=calls, may_end=True)
     except Exception:  # eager may raise anything on a made-up draw or at another precision, and the caller says which
         return None
@@ -244,7 +253,8 @@ def _why_unseen(subject: Subject, example: Example, seed: int) -> str:
     call, copy = subject.workload.call, example.clone()
     try:
         with torch.set_grad_enabled(subject.training), kept_state(call, copy.args, copy.kwargs):
-            call(*copy.args, **copy.kwargs)
+            if not takes_within_bounds(call, copy.args, copy.kwargs):
+                return "eager fails on its own example: it was given values outside of an operator's bounds"
     except Exception as error:  # the model may raise anything
         return f"eager fails on its own example: {format_error(error)}"
     try:

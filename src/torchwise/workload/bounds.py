@@ -8,12 +8,11 @@ and so are made-up inputs that a model does not take.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 
-from torchwise._torch.dispatch import TorchDispatchMode
+from torchwise._torch.dispatch import EagerMode
 from torchwise.workload.module_state import kept_state, preserve_generators
 
 
@@ -33,8 +32,16 @@ Arguments = Mapping[str, Any]
 
 
 def _along_dim(given: Arguments) -> Iterator[Bound]:
-    size = given["self"].shape[given["dim"]] if given["self"].dim() else 1
-    yield Bound(given["index"], 0, size - 1)
+    yield Bound(given["index"], 0, _find_size(given) - 1)
+
+
+def _along_dim_from_both_ends(given: Arguments) -> Iterator[Bound]:
+    size = _find_size(given)
+    yield Bound(given["index"], -size, size - 1)
+
+
+def _find_size(given: Arguments) -> int:
+    return int(given["self"].shape[given["dim"]]) if given["self"].dim() else 1
 
 
 def _in_table(given: Arguments) -> Iterator[Bound]:
@@ -74,7 +81,12 @@ def _share(name: str) -> Callable[[Arguments], Iterator[Bound]]:
 
 def _weights(given: Arguments) -> Iterator[Bound]:
     yield Bound(given["self"], 0.0, torch.finfo(given["self"].dtype).max)
-    yield Bound(given["self"].sum(-1), torch.finfo(given["self"].dtype).tiny, float("inf"))
+    yield Bound(given["self"].sum(-1) > 0, 1, 1)
+
+
+def _as_many(given: Arguments) -> Iterator[Bound]:
+    mask = given["mask"].expand(torch.broadcast_shapes(given["mask"].shape, given["self"].shape))
+    yield Bound(mask.sum(), 0, given["source"].numel())
 
 
 def _asserted(given: Arguments) -> Iterator[Bound]:
@@ -82,39 +94,63 @@ def _asserted(given: Arguments) -> Iterator[Bound]:
 
 
 BOUNDS: dict[str, Callable[[Arguments], Iterator[Bound]]] = {
-    **dict.fromkeys(("index_select", "index_copy", "index_add", "index_fill", "index_reduce"), _along_dim),
+    **dict.fromkeys(("index_select", "index_copy", "index_add", "index_reduce"), _along_dim),
+    "index_fill": _along_dim_from_both_ends,
     **dict.fromkeys(("gather", "scatter", "scatter_add", "scatter_reduce"), _along_dim),
     **dict.fromkeys(("embedding", "_embedding_bag", "_embedding_bag_forward_only"), _in_table),
     **dict.fromkeys(("index", "index_put", "_unsafe_index", "_unsafe_index_put", "_index_put_impl"), _at_places),
     **dict.fromkeys(("take", "put"), _in_all),
-    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _of_classes),
-    "bernoulli.": _share("self"),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss"), _of_classes),
+    **dict.fromkeys(("bernoulli.", "bernoulli.out"), _share("self")),
     "bernoulli.Tensor": _share("p"),
     "binary_cross_entropy": _share("self"),
     "multinomial": _weights,
+    "masked_scatter": _as_many,
     "_assert_async": _asserted,
 }
-"""What bounds an operator's values, by its name without the underscore of its form in place."""
+"""What bounds an operator's values, by its name in `aten` without the underscore of its form in place.
+
+Operators that are rare in models are not here: pooling that is undone, and losses of several labels a sample.
+"""
 
 
-class RefuseOutOfBounds(TorchDispatchMode):
-    """Raises an `OutOfBoundsError` before an operator runs with values outside of its bounds. It waits for the GPU."""
+class RefuseOutOfBounds(EagerMode):
+    """Raises an `OutOfBoundsError` before an operator runs with values outside of its bounds. It waits for the GPU.
+
+    Attributes:
+        has_refused: whether it did. A model may catch the error, and go on as it does where the CPU raises it.
+    """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
+        self.has_refused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at the arguments of an operator, and run it."""
         kwargs = kwargs or {}
-        schema = func._schema
-        name = schema.name.partition("::")[2].rstrip("_")
-        find = BOUNDS.get(name) or BOUNDS.get(f"{name}.{schema.overload_name}")
-        if find is not None:
-            given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
-            for values, low, high in find(given):
-                if not bool(((values >= low) & (values <= high)).all()):
-                    raise OutOfBoundsError(f"{schema.name} was given values outside of {low:g} to {high:g}")
+        if broken := _find_broken_bound(func, args, kwargs):
+            self.has_refused = True
+            raise OutOfBoundsError(f"{func} was given values outside of {broken.low:g} to {broken.high:g}")
         return func(*args, **kwargs)
+
+
+def _find_broken_bound(func: Any, args: Any, kwargs: Any) -> Bound | None:
+    if (schema := getattr(func, "_schema", None)) is None:  # such as `cond`, whose own operators come by themselves
+        return None
+    space, _, name = schema.name.rstrip("_").partition("::")
+    find = BOUNDS.get(name) or BOUNDS.get(f"{name}.{schema.overload_name}") if space == "aten" else None
+    if find is None or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+        return None
+    given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
+    try:
+        return next((bound for bound in find(given) if _is_broken(bound)), None)
+    except Exception:  # fake tensors and those of other classes may have no values, or refuse to be compared
+        return None
+
+
+def _is_broken(bound: Bound) -> bool:
+    values = bound.values if bound.values.is_floating_point() else bound.values.long()
+    return not bool(((values >= bound.low) & (values <= bound.high)).all())
 
 
 def ends_process() -> bool:
@@ -122,9 +158,22 @@ def ends_process() -> bool:
     return bool(torch.cuda.is_initialized())
 
 
-def refuse_out_of_bounds() -> AbstractContextManager[Any]:
-    """Return a context that refuses values outside of bounds, if they would end this process."""
-    return RefuseOutOfBounds() if ends_process() else nullcontext()
+def takes_within_bounds(call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Make a call, and return whether it stayed within bounds. Where operators raise errors themselves, it did.
+
+    Raises:
+        Exception: the call raises it.
+    """
+    if not ends_process():
+        call(*args, **kwargs)
+        return True
+    with RefuseOutOfBounds() as mode:
+        try:
+            call(*args, **kwargs)
+        except Exception:
+            if not mode.has_refused:
+                raise
+    return not mode.has_refused
 
 
 def count_calls_within_bounds(
@@ -133,17 +182,16 @@ def count_calls_within_bounds(
     """Return how many of the wanted successive calls stay within bounds, without changing any state.
 
     Where operators raise an error themselves, those are all: the caller meets the error. They are all, too, if the
-    calls raise anything else.
+    calls raise anything else. The inputs are written to meanwhile, so give copies.
     """
     if not ends_process():
         return wanted
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    with preserve_generators(device), kept_state(call, args, kwargs), RefuseOutOfBounds(), torch.no_grad():
+    device = "cuda" if torch.cuda.is_initialized() else "cpu"
+    with preserve_generators(device), kept_state(call, args, kwargs), torch.no_grad():
         for number in range(wanted):
             try:
-                call(*args, **kwargs)
-            except OutOfBoundsError:
-                return number
+                if not takes_within_bounds(call, args, kwargs):
+                    return number
             except Exception:  # a model may raise anything
-                return wanted
+                break
     return wanted

@@ -191,9 +191,10 @@ def make_continuing_call(
 
     def go_on() -> Any:
         nonlocal made
-        if made >= most and state.has_changed():
-            state.restore()
+        if made >= most:
             made = 0
+            if state.has_changed():
+                state.restore()
         made += 1
         try:
             return call(*args, **kwargs)
