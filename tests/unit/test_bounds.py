@@ -102,7 +102,7 @@ def asserting(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("places", "wanted", "found"), [(2, 4, 2), (4, 4, 4), (9, 4, 4), (0, 1, 0)])
 def test_the_calls_that_a_cache_takes_are_counted_and_leave_it_as_it_was(places: int, wanted: int, found: int) -> None:
     model, x = Cache(places), torch.ones(1, 4)
-    assert count_calls_within_bounds(model, (x,), {}, wanted) == found
+    assert count_calls_within_bounds(model, Example((x,)), wanted) == found
     assert int(model.place) == 0
     assert not model.rows.any()
 
@@ -111,7 +111,7 @@ def test_where_operators_raise_errors_themselves_nothing_is_called() -> None:
     def call(_x: torch.Tensor) -> torch.Tensor:
         raise FatalError
 
-    assert count_calls_within_bounds(call, (X,), {}, 4) == 4
+    assert count_calls_within_bounds(call, Example((X,)), 4) == 4
 
 
 @pytest.mark.parametrize("asserts", [True, False])
@@ -165,7 +165,7 @@ def test_a_refusal_that_the_model_handles_counts_all_the_same(handles: type[Exce
         except handles:
             return X
 
-    assert count_calls_within_bounds(call, (at(3),), {}, 2) == 0
+    assert count_calls_within_bounds(call, Example((at(3),)), 2) == 0
     assert not make_trial(Workload(call, (Example((at(0),)),)))(Example((at(3),)))
 
 

@@ -189,10 +189,8 @@ class Experiment:
         inputs = draws(self.harness.workload, 1)
         if self.step_runner is not None:
             return check_retained_loss(self.step_runner, inputs).outcome is not Outcome.PASS
-        eager = self.harness.workload.call
-        is_stateful = Trait.STATEFUL in self._job.traits
-        kept = check_retained_outputs(self.call, eager, inputs[0], inputs[-1], is_stateful=is_stateful)
-        return kept.outcome is not Outcome.PASS
+        ours, stateful = (self.call, self.harness.workload.call), Trait.STATEFUL in self._job.traits
+        return check_retained_outputs(*ours, inputs[0], inputs[-1], is_stateful=stateful).outcome is not Outcome.PASS
 
     def time_cold(self, found: Measurement, stage: Callable[[str], None]) -> Measurement:
         """Also time the candidate against eager with cold processor caches, if the job asks for it."""

@@ -202,6 +202,6 @@ def runner(
     args, kwargs = live.args, dict(live.kwargs)
     if goes_on:
         # A GPU ends the process where the CPU's operators raise an error.
-        most = count_calls_within_bounds(original, args, kwargs, MAX_CONTINUED) if ends_process() else float("inf")
+        most = count_calls_within_bounds(original, live, MAX_CONTINUED) if ends_process() else float("inf")
         return make_continuing_call(run, original, args, kwargs, most)
     return from_one_state(run, original, args, kwargs) if restores else lambda: run(*args, **kwargs)

@@ -38,7 +38,7 @@ def check_that_state_settles(call: Callable[..., Any], workload: Workload, plan:
     compiled = [count_compiled_graphs()]
     with kept_state(workload.call, example.args, example.kwargs) as state:
         try:
-            for _ in range(count_calls_within_bounds(workload.call, example.args, example.kwargs, SETTLED_AFTER)):
+            for _ in range(count_calls_within_bounds(workload.call, example, SETTLED_AFTER)):
                 call(*example.args, **example.kwargs)
                 compiled.append(count_compiled_graphs())
         except StalePlanError as error:
@@ -70,7 +70,7 @@ def check_that_sizes_settle(call: Callable[..., Any], workload: Workload, varyin
         lengths = {(one.path, one.dim): max(one.lengths) + more for one in varying}
         example = resize_places(workload.examples[0], lengths).clone()
         try:
-            if not count_calls_within_bounds(workload.call, example.args, example.kwargs, 1):
+            if not count_calls_within_bounds(workload.call, example, 1):
                 return
             with kept_state(workload.call, example.args, example.kwargs):
                 call(*example.args, **example.kwargs)

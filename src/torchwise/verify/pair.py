@@ -266,19 +266,10 @@ class _Judge:
         original, kept = self._subject.reference, list[Any]()
         watch, calls = CallWatch(call or original), SUCCESSIVE if self._is_stateful else 1
         try:
-            copy = example.clone()
-            if count_calls_within_bounds(original, copy.args, copy.kwargs, calls) < calls:
+            if count_calls_within_bounds(original, example, calls) < calls:
                 return None
-            found = observe(
-                watch,
-                original,
-                example,
-                seed=seed,
-                training=self._is_training,
-                calls=calls,
-                loss=make_loss(self._incoming),
-                kept=kept,
-            )
+            loss, training = make_loss(self._incoming), self._is_training
+            found = observe(watch, original, example, seed=seed, training=training, calls=calls, loss=loss, kept=kept)
             self._held.hold(*kept)
             self._own_faults.update(watch.faults)
             return with_plain_leaves(found)

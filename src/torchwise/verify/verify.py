@@ -232,8 +232,7 @@ def _run(
             calls = _calls_in_a_row(original, example) if subject.stateful else 1
             # The examples ran before, and draws that are no example's own were tried.
             if calls > 1 or subject.workload.reseed is not None:
-                copy = example.clone()
-                calls = count_calls_within_bounds(original, copy.args, copy.kwargs, calls)
+                calls = count_calls_within_bounds(original, example, calls)
         return observe(call, original, example, seed=seed, training=subject.training, calls=calls, may_end=True)
     except Exception:  # eager may raise anything on a made-up draw or at another precision, and the caller says which
         return None

@@ -14,6 +14,7 @@ import torch
 
 from torchwise._torch.dispatch import EagerMode
 from torchwise.workload.module_state import kept_state, preserve_generators
+from torchwise.workload.workload import Example
 
 
 class OutOfBoundsError(IndexError):
@@ -170,27 +171,25 @@ def takes_within_bounds(call: Callable[..., Any], args: tuple[Any, ...], kwargs:
     with RefuseOutOfBounds() as mode:
         try:
             call(*args, **kwargs)
-        except Exception:
+        except Exception:  # a model may raise anything, also in answer to a refusal
             if not mode.has_refused:
                 raise
     return not mode.has_refused
 
 
-def count_calls_within_bounds(
-    call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: int
-) -> int:
+def count_calls_within_bounds(call: Callable[..., Any], example: Example, wanted: int) -> int:
     """Return how many of the wanted successive calls stay within bounds, without changing any state.
 
     Where operators raise an error themselves, those are all: the caller meets the error. They are all, too, if the
-    calls raise anything else. The inputs are written to meanwhile, so give copies.
+    calls raise anything else.
     """
     if not ends_process():
         return wanted
-    device = "cuda" if torch.cuda.is_initialized() else "cpu"
-    with preserve_generators(device), kept_state(call, args, kwargs), torch.no_grad():
+    device, copy = "cuda" if torch.cuda.is_initialized() else "cpu", example.clone()
+    with preserve_generators(device), kept_state(call, copy.args, copy.kwargs), torch.no_grad():
         for number in range(wanted):
             try:
-                if not takes_within_bounds(call, args, kwargs):
+                if not takes_within_bounds(call, copy.args, copy.kwargs):
                     return number
             except Exception:  # a model may raise anything
                 break
