@@ -21,8 +21,6 @@ class EagerMode(TorchDispatchMode):
     Dynamo compiles no code under a mode, and afterwards never again. It is not asked under this one.
     """
 
-    supports_higher_order_operators = True
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._stances: list[Any] = []

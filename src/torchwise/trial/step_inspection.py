@@ -73,6 +73,8 @@ def flops_of(call: Callable[[], Any]) -> float:
 class _Counter(EagerMode):
     """Counts as `FlopCounterMode` does, but without hooks on modules, which fail if gradients are taken in a call."""
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()
         self.flops = 0.0

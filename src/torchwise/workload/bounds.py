@@ -122,6 +122,8 @@ class RefuseOutOfBounds(EagerMode):
         has_refused: whether it did. A model may catch the error, and go on as it does where the CPU raises it.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()
         self.has_refused = False
@@ -136,7 +138,7 @@ class RefuseOutOfBounds(EagerMode):
 
 
 def _find_broken_bound(func: Any, args: Any, kwargs: Any) -> Bound | None:
-    if (schema := getattr(func, "_schema", None)) is None:  # such as `cond`, whose own operators come by themselves
+    if (schema := getattr(func, "_schema", None)) is None:  # such as `cond`, into which no mode looks
         return None
     space, _, name = schema.name.rstrip("_").partition("::")
     find = BOUNDS.get(name) or BOUNDS.get(f"{name}.{schema.overload_name}") if space == "aten" else None
