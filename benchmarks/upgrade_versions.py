@@ -5,8 +5,8 @@
 It runs with the PyTorch to upgrade from. Environments with the others are made in the user's cache. Each program is
 tuned with a compiled plan, locked, and checked. The exit code is 1 if something is wrong, lost or not checked with
 another PyTorch. A plan that becomes slower there is told and is no error: that is what the check is for. With `--plant`
-every program is checked again with this PyTorch in an interpreter that idles before each call, so that calls take so
-many times as long, and none of them may pass for good. A busy machine leaves results open, and says so.
+a program is checked once more with this PyTorch, in an interpreter where each call takes so many times as long. It must
+be found slower, in one of three checks if the machine is too busy for the first. Other results may stay open.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ LOCKED = ("make_layers", "make_convolutions", "make_diffusion")
 PUBLIC = ("make_softmax", "make_solve", "make_attention")
 PLAN = '{"schema":"torchwise.plan/1","backend":"inductor"}'
 FAULTS = ("wrong", "lost", "stale", "not checked", "graph breaks")
+TRIES = 3
 SLOWED = """
 import os, time
 import programs
@@ -70,11 +71,11 @@ def lock(folder: Path) -> None:
         raise SystemExit("the decisions could not be locked: is the machine idle?")
 
 
-def check(folder: Path, *words: str) -> list[dict[str, str]]:
+def check(folder: Path, *words: str, effort: str = "quick") -> list[dict[str, str]]:
     """Check, and return the rows, or none if the check wrote no result."""
     result = folder / "check.json"
     result.unlink(missing_ok=True)  # the rows of an earlier check must not stand for those of this one
-    torchwise(folder, "check", *words, "--effort", "quick", "--json", result.name)
+    torchwise(folder, "check", *words, "--effort", effort, "--json", result.name)
     rows: list[dict[str, str]] = json.loads(result.read_text())["rows"] if result.exists() else []
     return rows
 
@@ -86,7 +87,13 @@ def plant(folder: Path, factor: float) -> list[dict[str, str]]:
     python.write_text(f'#!/bin/sh\nTORCHWISE_BENCHMARK_SLOWER={factor} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     (folder / "none").mkdir(exist_ok=True)
-    return check(folder, "--lock", "none/torchwise.lock", "--against-python", str(python), "--public", "slowed.py:make")
+    words = ("--lock", "none/torchwise.lock", "--against-python", str(python), "--public", "slowed.py:make")
+    rows: list[dict[str, str]] = []
+    for _ in range(TRIES):  # a busy machine leaves the result open
+        rows = check(folder, *words, effort="standard")
+        if not rows or any(row["state"] != "inconclusive" for row in rows):
+            break
+    return rows
 
 
 def main() -> None:
@@ -112,9 +119,7 @@ def main() -> None:
     expected = (len(LOCKED) + len(PUBLIC)) * len(asked.to)
     bad = [f"{row['target']} with {row['against']}: {row['detail']}" for row in rows if row["state"] in FAULTS]
     bad += [f"{len(rows)} rows of {expected}"] if len(rows) != expected else []
-    bad += [
-        f"planted, and not found: {row['detail']}" for row in planted if row["state"] in ("good", "faster", *FAULTS)
-    ]
+    bad += [f"planted, and not found: {row['detail']}" for row in planted if row["state"] != "slower"]
     bad += ["planted, and not checked"] if asked.plant and not planted else []
     print(f"planted {asked.plant:g}: {[row['state'] for row in planted]}" if planted else "nothing planted")
     for line in bad:

@@ -534,8 +534,22 @@ def test_the_nightly_check_takes_no_earlier_result_for_its_own(tmp_path: Path, m
     assert nightly.plant(tmp_path, 1.1) == []
 
     monkeypatch.setattr(nightly, "lock", lambda _: None)
-    monkeypatch.setattr(nightly, "check", lambda _, *words: [] if "--lock" in words else 6 * [{"state": "good"}])
-    for plant, code in ((), 0), (("--plant", "1.1"), 1):
+    planted: list[list[dict[str, str]]] = []
+
+    def check(_folder: Path, *words: str, effort: str = "quick") -> list[dict[str, str]]:
+        return planted.pop(0) if "--lock" in words else 6 * [{"state": "good"}]
+
+    monkeypatch.setattr(nightly, "check", check)
+    slower, is_open = ([{"state": state, "detail": ""}] for state in ("slower", "inconclusive"))
+    asked = ("--plant", "1.1")
+    for plant, code, found in (
+        ((), 0, []),
+        (asked, 1, [[]]),
+        (asked, 0, [is_open, is_open, slower]),
+        (asked, 1, 3 * [is_open]),
+        (asked, 1, [[{"state": "good", "detail": ""}]]),
+    ):
+        planted[:] = found
         monkeypatch.setattr(sys, "argv", ["upgrade_versions.py", "--to", "9.0.0", *plant])
         with pytest.raises(SystemExit) as ended:
             nightly.main()
