@@ -11,6 +11,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import torch
 import torch.utils.benchmark
 from torch import Tensor
@@ -202,6 +203,26 @@ def kernel_of_pytorch_replaced(x: Tensor) -> Tensor:
     return softmax(x)
 
 
+def step_of_an_optimizer_replaced(x: Tensor) -> Tensor:
+    torch.optim.SGD.step = lambda _self, _closure=None: None  # type: ignore[assignment,method-assign]
+    return softmax(x)
+
+
+def generator_of_numpy_replaced(x: Tensor) -> Tensor:
+    np.random.rand = lambda *_sizes: 0.5
+    return softmax(x)
+
+
+def setting_of_the_compiler_changed(x: Tensor) -> Tensor:
+    torch._dynamo.config.disable = True
+    return softmax(x)
+
+
+def variable_of_the_harness_changed(x: Tensor) -> Tensor:
+    os.environ["TORCHWISE_STORE"] = "elsewhere.db"
+    return softmax(x)
+
+
 _LIBRARY: list[torch.library.Library] = []
 
 
@@ -211,6 +232,10 @@ TRICKS = {
     "process_ended": "answer",
     "call_that_hangs": "answer",
     "timer_replaced": "surroundings",
+    "step_of_an_optimizer_replaced": "surroundings",
+    "generator_of_numpy_replaced": "surroundings",
+    "setting_of_the_compiler_changed": "surroundings",
+    "variable_of_the_harness_changed": "surroundings",
     "code_of_a_timer_replaced": "surroundings",
     "comparison_replaced": "values",
     "judge_replaced": "values",

@@ -117,6 +117,7 @@ CHANGES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "working folder": lambda: done(os.chdir, Path.cwd().parent, Path.cwd()),
     "processors": lambda: done(lambda some: os.sched_setaffinity(0, some), {0}, os.sched_getaffinity(0)),
     "environment": lambda: done(lambda one: os.environ.update(OMP_NUM_THREADS=one), "77", "1"),
+    "settings of the compiler": lambda: turn(torch._inductor.config, "fallback_random"),
 }
 NOT_TRIED = {"priority"}
 """Settings that only some users can put back."""
@@ -132,6 +133,17 @@ def test_a_change_of_a_setting_is_told(name: str, monkeypatch: pytest.MonkeyPatc
     with CHANGES[name]():
         assert name in [text.split(" from ")[0] for text in list_differences(before, read_settings())]
     assert not list_differences(before, read_settings())
+
+
+def test_of_tables_only_the_entries_that_differ_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = read_settings()
+    monkeypatch.setenv("TORCHWISE_OF_THIS_TEST", "new")
+    monkeypatch.setenv("UNRELATED_SECRET", "hidden")
+    with torch._dynamo.config.patch(cache_size_limit=77):
+        environment, compiler = list_differences(before, read_settings())
+    assert environment == "environment from {} to {'TORCHWISE_OF_THIS_TEST': 'new'}"
+    assert compiler.startswith("settings of the compiler from {'dynamo.")
+    assert compiler.endswith(": 77}")
 
 
 def test_every_setting_is_tried() -> None:

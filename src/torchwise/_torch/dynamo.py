@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import types
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     import torch
 
 CONFIG = PrivateName("torch._dynamo", "config")
+READ_DYNAMO = PrivateName("torch._dynamo.config", "get_config_copy")
+READ_INDUCTOR = PrivateName("torch._inductor.config", "get_config_copy")
+PATCHER = PrivateName("torch._dynamo.eval_frame", "TorchPatcher")
+"""Wraps methods of PyTorch's classes when the first code is compiled."""
 OPTIMIZE = PrivateName("torch._dynamo", "optimize")
 LOOKUP_BACKEND = PrivateName("torch._dynamo", "lookup_backend")
 GRAPH_BREAK = PrivateName("torch._dynamo", "graph_break")
@@ -80,6 +85,23 @@ def patch_config(**settings: Any) -> AbstractContextManager[None]:
     """Return a context with other settings of `torch._dynamo.config`."""
     context: AbstractContextManager[None] = CONFIG.get().patch(**settings)
     return context
+
+
+def read_compiler_settings() -> dict[str, Any]:
+    """Return all settings of Dynamo and Inductor by name."""
+    readers = {"dynamo": READ_DYNAMO, "inductor": READ_INDUCTOR}
+    return {f"{part}.{name}": value for part, one in readers.items() for name, value in one.get()().items()}
+
+
+def wrap_optimizers() -> None:
+    """Have PyTorch wrap the methods of its optimizers now: it does so when one is made, and when code is compiled."""
+    import torch
+
+    PATCHER.get().patch()
+    for one in vars(torch.optim).values():
+        if isinstance(one, type) and issubclass(one, torch.optim.Optimizer):
+            with contextlib.suppress(Exception):  # each may refuse a parameter in any way
+                one([torch.nn.Parameter(torch.zeros(1, 1))])  # type: ignore[call-arg]
 
 
 def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

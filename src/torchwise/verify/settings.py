@@ -12,9 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchwise._torch import global_state
+from torchwise._torch import dynamo, global_state
 
-VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING")
+VARIABLES = (
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "NVIDIA_", "PYTORCH_", "TORCH_"),
+    *("TORCHWISE_", "PYTHON", "LD_"),
+)
+"""How variables of the environment begin that may not change. Inductor and Triton set their own as they compile."""
 _DEVICES = ("cpu", "cuda")
 _torch: Any = torch
 """The same, for names that PyTorch's type annotations lack."""
@@ -60,7 +64,8 @@ READERS: dict[str, Callable[[], Any]] = {
     "working folder": os.getcwd,
     "processors": lambda: sorted(os.sched_getaffinity(0)),
     "priority": lambda: os.getpriority(os.PRIO_PROCESS, 0),
-    "environment": lambda: {name: os.environ.get(name) for name in VARIABLES},
+    "environment": lambda: {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)},
+    "settings of the compiler": dynamo.read_compiler_settings,
 }
 """How each setting is read. Its value changes only if somebody sets it."""
 

@@ -23,12 +23,13 @@ from torchwise.verify.settings import read_settings
 WATCHED = (
     *("time", "timeit", "builtins", "math", "gc", "copy", "threading", "random", "numpy", "torch", "torch.Tensor"),
     *("torch.nn", "torch.nn.functional", "torch.nn.init", "torch.autograd", "torch.cuda", "torch.testing", "torch.amp"),
-    *("torch.linalg", "torch.fft", "torch.special", "torch.utils.benchmark", "torch.optim.Optimizer", "torch.library"),
+    *("torch.linalg", "torch.fft", "torch.special", "torch.utils.benchmark", "torch.optim", "torch.library"),
+    *("torch.optim.lr_scheduler", "torch.utils.checkpoint", "torch.utils.data", "numpy.random", "numpy.linalg"),
     *("torch.backends.cuda", "torch.backends.cudnn", "multiprocessing.connection", "pickle", "io", "statistics"),
 )
 """Modules and classes whose functions no candidate may replace. Those of Torchwise are watched, too.
 
-Of the optimizers PyTorch itself wraps the methods, when the first one is made or compiled.
+PyTorch itself wraps the methods of an optimizer when the first one is made or compiled: `dynamo` has it do so before.
 """
 OWN = "torchwise."
 _SAME = object()
@@ -42,6 +43,7 @@ class Surroundings:
     def __init__(self) -> None:
         importlib.import_module(inductor.COMPILER_MODULE)  # which wraps functions of PyTorch as it is imported
         dynamo.TAG_MODULES.get()()
+        dynamo.wrap_optimizers()
         self._owners = list(_list_owners())
         self._codes = [
             (f"{one.name}.{attribute}", function, _code_of(function))
@@ -67,7 +69,17 @@ class Surroundings:
 
 def list_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """List the settings that differ, each with its former value."""
-    return [f"{name} from {old} to {now[name]}" for name, old in before.items() if now[name] != old]
+    pairs = {name: (old, now[name]) for name, old in before.items() if now[name] != old}
+    return [f"{name} from {old} to {new}" for name, (old, new) in ((n, _trim(*pair)) for n, pair in pairs.items())]
+
+
+def _trim(old: Any, new: Any) -> tuple[Any, Any]:
+    """Leave the parts out in which two tables of settings agree."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return old, new
+    names = [name for name in old | new if (name in old) != (name in new) or old[name] != new[name]]
+    before, now = ({name: one[name] for name in names if name in one} for one in (old, new))
+    return before, now
 
 
 @dataclass(frozen=True, slots=True)
