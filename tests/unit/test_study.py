@@ -202,6 +202,18 @@ def test_a_search_leaves_the_time_that_its_successor_needs(
         assert study.excluded == (said,)
 
 
+def test_a_successor_s_trial_is_a_whole_one_and_not_that_of_a_loser(storage: Storage, spent_clock: Any) -> None:
+    class Uneven(Table):
+        def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
+            spent_clock.now += 0 if job.task != "try" else 40 if job.plan == INDUCTOR else 5
+            return super().run(job, limits, on_stage)
+
+    table, named = Uneven(), (Plan(threads=1), INDUCTOR, Plan(threads=9), Plan(threads=3))
+    table.known[INDUCTOR] = (2.0, 10.0, GOOD)
+    run_study(request(plans=named, budget_s=100, successor=lambda plan: plan), storage, table, Listener())
+    assert table.list_tried() == [Plan(threads=1), INDUCTOR], "45 s of the budget are spent, and 56 s are kept"
+
+
 @pytest.mark.parametrize(("budget_s", "limit_s"), [(900.0, 850.0), (None, 121.0)])
 def test_a_plan_for_which_nothing_else_waits_has_the_whole_budget(
     budget_s: float | None, limit_s: float, storage: Storage

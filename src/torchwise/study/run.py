@@ -335,14 +335,16 @@ class _Loop:
     def _keep_time(self, history: History, leader: Plan) -> None:
         """Keep the seconds that the search for the leader's successor needs: to profile the model, and for one trial.
 
-        They are those of this search. Without a leader, there is nothing to succeed, and without a user's budget the
-        other search has seconds of its own.
+        They are those of this search: of the leader's whole trial, as those of losers end early, and of a profile,
+        which a search that goes on has from before. Without a leader, there is nothing to succeed, and without a user's
+        budget the other search has seconds of its own.
         """
         if self.request.successor is None or self.request.budget_s is None or leader.is_eager:
             self.budget.kept_s = 0.0
             return
-        trial_s = history.predict_trial_s(self.request.successor(leader))
-        self.budget.kept_s = min(SUCCESSOR_FACTOR * (self.inspection_s + trial_s), self.budget.seconds)
+        trial, profile_s = history.find_trial(leader), max(self.inspection_s, history.min_noncompile_s)
+        trial_s = max(history.predict_trial_s(self.request.successor(leader)), trial.seconds if trial else 0.0)
+        self.budget.kept_s = min(SUCCESSOR_FACTOR * (profile_s + trial_s), self.budget.seconds)
 
     def _conclude(self, state: StudyState) -> Study:
         history = self._history(ended=True)
