@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -301,6 +302,30 @@ def test_the_order_of_hooks_counts() -> None:
     assert find_change() is not None
     net._forward_hooks.move_to_end(handles[1].id)
     assert find_change() is None
+
+
+def test_hooks_are_kept_while_they_are_compared(native_checks: ModuleType) -> None:
+    """A collection meanwhile may run code that takes another reference (on Python 3.11, by an allocation)."""
+    watch, hooks, alive = native_checks.Watch(lambda: None, True), OrderedDict[int, None]({1000: None}), []
+    watch.reset((), (), ((hooks, (1000,)),), (), None, None)
+    seen, threshold = weakref.ref(hooks), gc.get_threshold()
+    del hooks
+
+    def reset(phase: str, _: object) -> None:
+        if phase == "start":
+            watch.reset((), (), (), (), None, None)
+            alive.append(seen() is not None)
+
+    gc.collect()
+    gc.callbacks.append(reset)
+    try:
+        gc.set_threshold(1)
+        watch()
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(reset)
+    assert all(alive)
+    assert seen() is None
 
 
 def test_a_call_is_checked_by_compiled_code(native_checks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

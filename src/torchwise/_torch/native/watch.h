@@ -84,12 +84,13 @@ bool has_same_code(const Watch& self) {
   return true;
 }
 
-// Compare hooks by their numbers, in order. Making the tuple may collect garbage, and so run any code.
+// Compare hooks by their numbers, in order. Making the tuple may collect garbage, and so run any code: the caller holds
+// the dict and the numbers.
 bool has_same_hooks(PyObject* dict, PyObject* numbers) {
   Py_ssize_t count = PyTuple_GET_SIZE(numbers);
   if (PyDict_GET_SIZE(dict) != count) return false;
   if (count == 0) return true;
-  Ref kept = Ref::to(numbers), now(PySequence_Tuple(dict));
+  Ref now(PySequence_Tuple(dict));
   if (!now) PyErr_Clear();
   if (!now || PyTuple_GET_SIZE(now.get()) != count) return false;
   for (Py_ssize_t at = 0; at < count; ++at) {
@@ -111,9 +112,9 @@ bool is_unchanged(const Watch& self) {
     uintptr_t address = 0;
     if (!self.forms[at].fits(self.tensors[at], address) || address != self.forms[at].address) return false;
   }
-  PyObject* kept = self.kept;
+  Ref kept = Ref::to(self.kept);  // or a reset meanwhile would free the hooks
   for (size_t at = 0; at < self.hooks.size(); ++at) {
-    if (!has_same_hooks(self.hooks[at].dict, self.hooks[at].numbers) || self.kept != kept) return false;
+    if (!has_same_hooks(self.hooks[at].dict, self.hooks[at].numbers) || self.kept != kept.get()) return false;
   }
   return true;
 }
