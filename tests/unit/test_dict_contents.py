@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from torchwise._torch.private_name import PrivateName
+from torchwise.compile.guards import dict_contents
 from torchwise.compile.guards.dict_contents import DictContents, watch
 from torchwise.runtime.call_guard import CallGuard
 from torchwise.runtime.fallback_reason import FallbackReason
@@ -35,6 +37,31 @@ def test_each_write_is_found_and_its_undoing_too(
         contents.clear()
         contents.update(before)
         assert not find_differences()
+
+
+ATTRIBUTES: dict[str, Callable[[Any], object]] = {
+    "training": lambda m: m.train(),
+    "scale": lambda m: setattr(m, "scale", 3.0),
+    "new": lambda m: setattr(m, "new", 1),
+    "bias": lambda m: object.__setattr__(m, "bias", 1),
+    "steps": lambda m: delattr(m, "steps"),
+}
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_an_attribute_that_is_set_or_removed_is_found(name: str) -> None:
+    """Some Pythons keep attributes outside of the dict, and count no such write (3.13.0)."""
+    model = Registers().eval()
+    model.scale, model.steps = 2.0, 1
+    find_differences = watch([DictContents(vars(model))])
+    assert not find_differences()
+    ATTRIBUTES[name](model)
+    assert [*find_differences().values()] == [[name]]
+
+
+def test_where_not_all_writes_are_counted_everything_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dict_contents, "DICT_VERSION", PrivateName("builtins", "len"))
+    assert dict_contents._choose_version() is dict_contents._new_count
 
 
 def test_a_dict_that_was_emptied_without_a_difference_is_compared_once_it_is_filled() -> None:

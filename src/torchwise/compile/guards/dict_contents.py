@@ -1,7 +1,8 @@
 """Find the entries of dicts that changed since a snapshot: the one comparison below all guards of this package.
 
 Python counts the writes to a dict, and Dynamo reads the count, in some 30 ns. Only a dict that was written to is
-compared, entry by entry: an attribute that was set and restored, such as `training`, is no change.
+compared, entry by entry: an attribute that was set and restored, such as `training`, is no change. Where not all writes
+are counted, every dict is compared each time.
 """
 
 from __future__ import annotations
@@ -27,7 +28,22 @@ def _choose_version() -> Callable[[Any], int]:
         count_writes: Callable[[Any], int] = DICT_VERSION.get("watching dicts")
     except UnsupportedError:  # this torch has no dict versions: everything is compared each time
         return _new_count
-    return count_writes
+    return count_writes if _counts_attributes(count_writes) else _new_count
+
+
+class _Thing:
+    """Has an attribute, whose value Python may keep outside of the dict until somebody reads it there."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
+def _counts_attributes(count_writes: Callable[[Any], int]) -> bool:
+    """Whether a new value of an attribute is counted as a write to the object's dict. Python 3.13.0 tells of none."""
+    thing = _Thing()
+    before = count_writes(vars(thing))
+    thing.value = 1
+    return count_writes(vars(thing)) != before
 
 
 version = _choose_version()
