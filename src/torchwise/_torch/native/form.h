@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#if PY_VERSION_HEX >= 0x030E0000
-#error "Python 3.14 keeps no count of the writes to a dict"
+#if PY_VERSION_HEX >= 0x030D0000
+#error "Python 3.13 does not count all writes to a dict: it keeps attributes outside of it"
 #endif
 #ifdef Py_GIL_DISABLED
 #error "these checks rely on the lock of the interpreter"

@@ -23,8 +23,8 @@ NAME = "torchwise_calls"
 SOURCES = ("calls.cpp", "form.h", "recognizer.h", "watch.h")
 ROOT = 0
 """The user whose files all trust."""
-NEWEST_PYTHON = (3, 13)
-"""The last Python that counts the writes to a dict."""
+NEWEST_PYTHON = (3, 12)
+"""The last Python that counts all writes to a dict. Python 3.13 does not count those to an attribute of the object."""
 HERE = Path(__file__).parent
 
 
@@ -54,7 +54,7 @@ class Library:
         if sysconfig.get_config_var("Py_GIL_DISABLED"):
             return "they rely on the lock of the interpreter, which this free-threaded Python does not have"
         if sys.implementation.name != "cpython" or sys.version_info[:2] > NEWEST_PYTHON:
-            return "they need CPython 3.11 to 3.13"
+            return "they need CPython 3.11 or 3.12"
         if os.name != "posix":
             return "they are compiled on Linux and macOS alone"
         return None
