@@ -302,6 +302,23 @@ def test_each_mode_around_a_call_and_each_hook_is_seen() -> None:
 
 
 @pytest.mark.usefixtures("checks")
+def test_under_a_transform_no_model_is_certainly_unchanged() -> None:
+    """Code that was compiled outside of it would run without it, and without the mode."""
+    unchanged, found = make_quick_check(Net().eval()), list[bool]()
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        found.append(unchanged())
+        return x.sum()
+
+    for transform in (torch.vmap, torch.func.grad, torch.func.functionalize):
+        transform(note)(X)
+    with torch.utils._python_dispatch.TorchDispatchMode():
+        found.append(unchanged())
+    assert found == [False] * 4
+    assert unchanged()
+
+
+@pytest.mark.usefixtures("checks")
 def test_the_order_of_hooks_counts() -> None:
     net = Net().eval()
     handles = [net.register_forward_hook(lambda *_: None) for _ in range(2)]

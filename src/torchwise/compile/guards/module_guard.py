@@ -17,6 +17,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torchwise._torch import native
+from torchwise._torch.dispatch import list_modes
 from torchwise._torch.dynamo import make_tensor_check
 from torchwise.compile.guards.dict_contents import DictContents, watch
 from torchwise.compile.guards.varying_values import Guard, VaryingKind, VaryingValue, value_varied
@@ -86,7 +87,8 @@ class ModuleState:
         """Return a check that the module is certainly unchanged. If it returns False, `has_changed` must decide.
 
         It also returns False after changes that affect no answer: another object with the same memory, another grad
-        mode. Weights and submodules of TorchScript are stored elsewhere, so there it always does.
+        mode. And it does under transforms such as vmap, and under modes that see operators. Weights and submodules of
+        TorchScript are stored elsewhere, so there it always does.
         """
         is_scripted = any(isinstance(part, torch.jit.ScriptModule) for part in self._modules)
         guards = None if is_scripted else _make_tensor_guards(self.tensors)
@@ -118,8 +120,8 @@ class ModuleState:
         objects = tuple(zip(self._modules, self._kinds, strict=True))
         hooks = tuple(zip(self._hooks, self._numbers, strict=True))
         try:
-            watch.reset(dicts, objects, hooks, tuple(self.tensors), None, None)
-        except TypeError:  # hooks of an unusual kind
+            watch.reset(dicts, objects, hooks, tuple(self.tensors), None, list_modes())
+        except (TypeError, UnsupportedError):  # hooks of an unusual kind
             return None
         return watch if closely() else None  # nothing changed since the snapshot
 
