@@ -131,6 +131,9 @@ def test_a_compiler_that_fails_is_told_of_and_leaves_nothing(tmp_path: Path, mon
     library = Library(tmp_path / "native")
     with pytest.raises(UnusableError, match="fails"):
         compile_checks(library)
+    monkeypatch.setenv("CXX", "ccache 'g++")
+    with pytest.raises(UnusableError, match="which is no command: No closing quotation"):
+        compile_checks(library)
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("TORCHWISE_NATIVE", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

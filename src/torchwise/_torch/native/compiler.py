@@ -80,8 +80,16 @@ def _run(command: list[str]) -> None:
 
 
 def find_compiler() -> list[str]:
-    """Return the command of the C++ compiler that Inductor would use, too: that of CXX, or g++, or else clang++."""
-    given = shlex.split(os.environ.get("CXX", ""))
+    """Return the command of the C++ compiler that Inductor would use, too: that of CXX, or g++, or else clang++.
+
+    Raises:
+        UnusableError: CXX is no command.
+    """
+    text = os.environ.get("CXX", "")
+    try:
+        given = shlex.split(text)
+    except ValueError as error:
+        raise UnusableError(f"CXX is {text!r}, which is no command: {error}") from error
     return given or [next((name for name in ("g++", "clang++", "c++") if shutil.which(name)), "g++")]
 
 
