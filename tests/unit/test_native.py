@@ -10,10 +10,11 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -259,6 +260,43 @@ def test_the_classes_refuse_what_they_cannot_check(native_checks: ModuleType) ->
         assert watch() == "asked", "nothing is known of it then"
     watch.reset((), (), (), (), None, None)
     assert watch() is True
+
+
+class Scaled(NamedTuple("Scaled", [("value", int)])):
+    factor: ClassVar[int] = 1
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([self.value * self.factor])
+
+
+@pytest.mark.usefixtures("checks")
+def test_a_tuple_counts_by_the_values_that_it_yields(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = (X, Scaled(1))
+    recognizer = make_recognizer(given)
+    assert recognizer(given, {})
+    monkeypatch.setattr(Scaled, "factor", 2)
+    assert not recognizer(given, {})
+
+
+@dataclass
+class Interrupted:
+    value: int
+    raised: ClassVar[list[BaseException]] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "value" and Interrupted.raised:
+            raise Interrupted.raised.pop()
+        return super().__getattribute__(name)
+
+
+@pytest.mark.usefixtures("checks")
+def test_an_interrupt_while_a_field_is_read_ends_the_program() -> None:
+    given = (X, Interrupted(1))
+    recognizer = make_recognizer(given)
+    Interrupted.raised.append(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        recognizer(given, {})
+    assert recognizer(given, {})
 
 
 @pytest.mark.usefixtures("checks")

@@ -166,7 +166,10 @@ def _list_steps(children: Iterable[Any], program: list[Step], tensors: list[torc
 
 
 def _names_of(thing: Any) -> tuple[str, ...] | int | None:
-    """Return the names of all fields of a dataclass, or the length of a named tuple, as `describe` does."""
+    """Return the names of all fields of a dataclass, or the length of a named tuple, as `describe` does.
+
+    C++ reads the values in a tuple itself, so a class that yields others has none here.
+    """
     if isinstance(thing, tuple):
-        return len(thing)
+        return tuple.__len__(thing) if type(thing).__iter__ is tuple.__iter__ else None
     return tuple(field.name for field in dataclasses.fields(thing)) if dataclasses.is_dataclass(thing) else None

@@ -114,8 +114,8 @@ struct Walk {
   Answer walk_fields(PyObject* object, PyObject* names) {
     for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(names); ++at) {
       Ref value(PyObject_GetAttr(object, PyTuple_GET_ITEM(names, at)));
-      if (!value) {  // Python says what that means
-        PyErr_Clear();
+      if (!value) {  // Python says what an error means, but an interrupt is passed on
+        if (PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear();
         return Answer::ask;
       }
       Answer answer = walk(value.get());
@@ -174,6 +174,7 @@ PyObject* call_recognizer(PyObject* object, PyObject* const* given, size_t flags
     answer = Answer::ask;
   }
   if (answer != Answer::ask) return PyBool_FromLong(answer == Answer::yes);
+  if (PyErr_Occurred()) return nullptr;
   PyObject* arguments[] = {given[0], named.get()};
   Ref found(PyObject_Vectorcall(self->closely, arguments, 2, nullptr));
   if (found.get() == Py_True) takes_addresses(self, walk);
