@@ -144,6 +144,31 @@ def test_a_compiler_that_fails_is_told_of_and_leaves_nothing(tmp_path: Path, mon
     assert [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"] == []
 
 
+@pytest.mark.usefixtures("can_compile")
+def test_a_library_that_fails_to_load_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been compiled for a newer C++ library than the one that Python has loaded."""
+    monkeypatch.setenv("CXX", f"{sys.executable} -c 'import sys; open(sys.argv[-1], \"w\").write(\"code\")'")
+    library = Library(tmp_path / "native")
+    with pytest.raises(UnusableError, match="fail to load: ImportError: .*torchwise_calls.so"):
+        compile_checks(library)
+    assert not library.folder.exists()
+
+
+@pytest.mark.usefixtures("can_compile")
+def test_a_program_that_compiles_them_uses_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHWISE_NATIVE", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("torchwise._torch.native.compiler.compile_checks", lambda _: True)
+    native._load.cache_clear()
+    try:
+        assert native.load_checks() is None
+        assert native.ensure_compiled(lambda _: None) is None
+        monkeypatch.setattr(Library, "load", lambda _: libraries)
+        assert native.load_checks() is libraries
+    finally:
+        native._load.cache_clear()
+
+
 def test_what_is_compiled_is_not_compiled_again(native_checks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a compiler runs"))
     assert compile_checks(make_library()) is False

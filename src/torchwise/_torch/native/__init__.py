@@ -46,7 +46,8 @@ def ensure_compiled(tell: Callable[[str], object]) -> str | None:
         library = Library()
         if library.find_obstacle() is None and not library.file.exists():
             tell(COMPILING)
-        compile_checks(library)
+        if compile_checks(library):
+            _load.cache_clear()  # this program may have looked for them in vain
     except UnusableError as error:
         return str(error)
     except OSError as error:  # such as a cache folder that cannot be read

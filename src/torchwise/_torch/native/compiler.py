@@ -23,6 +23,7 @@ MAX_TEXT = 400
 def compile_checks(library: Library | None = None, options: tuple[str, ...] = ("-O2",)) -> bool:
     """Compile the checks, unless there is a library that may be loaded. Return whether the compiler ran.
 
+    A library that fails to load is not kept, such as one that needs a newer C++ library than this Python has loaded.
     Another process that compiles the same is waited for. The folder of the library appears whole, by one rename.
 
     Raises:
@@ -53,6 +54,7 @@ def _build(library: Library, options: tuple[str, ...]) -> None:
     try:
         file = folder / library.file.name
         _run(make_command(file, options))
+        _try(file)
         os.chmod(file, 0o700)
         (folder / library.digest_file.name).write_text(hashlib.sha256(file.read_bytes()).hexdigest() + "\n")
         os.chmod(folder / library.digest_file.name, 0o600)
@@ -77,6 +79,19 @@ def _run(command: list[str]) -> None:
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["?"]
         raise UnusableError(f"{command[0]} fails: {lines[0][:MAX_TEXT]}")
+
+
+def _try(file: Path) -> None:
+    """Load a library in a process of its own, as one that fails would be tried by each program that starts."""
+    code = "import sys; sys.path[:] = sys.argv[2:]; from torchwise._torch.native import library as it"
+    command = [sys.executable, "-c", f"{code}; it.load_file(sys.argv[1])", str(file), *sys.path]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=MAX_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnusableError(f"they cannot be tried: {error}") from error
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise UnusableError(f"they are compiled, but fail to load: {said[:MAX_TEXT]}")
 
 
 def find_compiler() -> list[str]:

@@ -71,16 +71,7 @@ class Library:
             raise UnusableError(f"they are not compiled: {self.file} does not exist (torchwise doctor compiles them)")
         if problem := self.find_distrust():
             raise UnusableError(problem)
-        import torch  # whose libraries this one calls
-
-        loader = importlib.machinery.ExtensionFileLoader(NAME, str(self.file))
-        spec = importlib.util.spec_from_file_location(NAME, self.file, loader=loader)
-        assert spec is not None
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
-        samples = [torch.empty(size) for size in (1, 2)]
-        module.configure(torch.Tensor, tuple((sample, sample._cdata) for sample in samples))
-        return module
+        return load_file(self.file)
 
     def find_distrust(self) -> str | None:
         """Return why the library may not be loaded, or None."""
@@ -108,6 +99,20 @@ class Library:
             return self.digest_file.read_text().strip()
         except (OSError, UnicodeDecodeError):
             return ""
+
+
+def load_file(file: Path) -> ModuleType:
+    """Load the compiled checks in a file, which must be trusted, and have them find the C++ tensor in a tensor."""
+    import torch  # whose libraries this one calls
+
+    loader = importlib.machinery.ExtensionFileLoader(NAME, str(file))
+    spec = importlib.util.spec_from_file_location(NAME, file, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    samples = [torch.empty(size) for size in (1, 2)]
+    module.configure(torch.Tensor, tuple((sample, sample._cdata) for sample in samples))
+    return module
 
 
 def _make_key() -> str:
