@@ -147,9 +147,9 @@ def test_a_compiler_that_fails_is_told_of_and_leaves_nothing(tmp_path: Path, mon
 @pytest.mark.usefixtures("can_compile")
 def test_a_library_that_fails_to_load_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have been compiled for a newer C++ library than the one that Python has loaded."""
-    monkeypatch.setenv("CXX", f"{sys.executable} -c 'import sys; open(sys.argv[-1], \"w\").write(\"code\")'")
+    monkeypatch.setenv("CXX", f'{sys.executable} -c \'import sys; open(sys.argv[-1], "w").write("code")\'')
     library = Library(tmp_path / "native")
-    with pytest.raises(UnusableError, match="fail to load: ImportError: .*torchwise_calls.so"):
+    with pytest.raises(UnusableError, match=r"fail to load: ImportError: .*torchwise_calls\.so"):
         compile_checks(library)
     assert not library.folder.exists()
 
