@@ -287,6 +287,14 @@ def test_the_classes_refuse_what_they_cannot_check(native_checks: ModuleType) ->
     assert watch() is True
 
 
+@pytest.mark.usefixtures("checks")
+def test_a_lazy_copy_is_no_view() -> None:
+    x = torch.arange(8.0)
+    recognizer = make_recognizer((x, x[:]))
+    assert not recognizer((x, torch._lazy_clone(x)), {})
+    assert recognizer((x, x[:]), {})
+
+
 class Scaled(NamedTuple("Scaled", [("value", int)])):
     factor: ClassVar[int] = 1
 

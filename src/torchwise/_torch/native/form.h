@@ -108,7 +108,10 @@ struct Form {
         requires_grad(tensor.requires_grad()),
         address(address_of(tensor)) {}
 
-  static uintptr_t address_of(const c10::TensorImpl& tensor) { return reinterpret_cast<uintptr_t>(tensor.data()); }
+  // As `Tensor.data_ptr` does: a lazy copy gets memory of its own, as compiled code would give it.
+  static uintptr_t address_of(const c10::TensorImpl& tensor) {
+    return reinterpret_cast<uintptr_t>(const_cast<c10::TensorImpl&>(tensor).mutable_data());
+  }
 
   // The keys come first: a nested or sparse tensor has others, and no strides.
   bool fits(PyObject* object, uintptr_t& found) const {
