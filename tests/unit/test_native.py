@@ -392,6 +392,21 @@ def test_under_a_transform_no_model_is_certainly_unchanged() -> None:
     assert unchanged()
 
 
+class Other(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+@pytest.mark.usefixtures("checks")
+def test_a_class_that_is_put_back_is_no_change() -> None:
+    net = Net().eval()
+    find_change = CallGuard(net, inference=True).make_check()
+    net.__class__ = Other
+    assert find_change() is not None
+    net.__class__ = Net
+    assert find_change() is None
+
+
 @pytest.mark.usefixtures("checks")
 def test_the_order_of_hooks_counts() -> None:
     net = Net().eval()
