@@ -19,6 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import pytest
 import torch
 
+from fuzz import changes
 from fuzz.calls import run
 from live_decisions import make_decision
 from native_checks import make_library
@@ -461,3 +462,7 @@ def test_random_calls_are_judged_alike(native_checks: ModuleType) -> None:
     judged, recognized = run(native_checks, 1000, seed=1)
     assert judged > 200
     assert recognized > 150
+
+
+def test_random_changes_of_a_model_and_its_code_are_found_alike(native_checks: ModuleType) -> None:
+    assert changes.run(native_checks, 600, seed=1) > 800
