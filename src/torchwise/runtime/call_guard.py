@@ -110,12 +110,14 @@ class CallGuard:
         if (
             written != self._seen
             or type(self._original) is not self._kind
-            or self._found is REPLACED  # the class may be its own again, which is no write
             or (self._uncounted and any(self._uncounted))
         ):
             self._check_written(written)
         if self._found is not None:
-            return self._found
+            if self._found is REPLACED:  # the class may be its own again, which is no write
+                self._check_written(written)
+            if self._found is not None:
+                return self._found
         if [*map(code_of, self._functions)] != self._codes or (self._defaults and self._code.has_other_defaults()):
             rewritten = self._code.rewritten()
             if rewritten is not None:
