@@ -11,10 +11,14 @@ import torch
 from torchwise.plan import Plan
 from torchwise.records import CheckName, Outcome
 from torchwise.trial import loading
+from torchwise.trial.inspection import _trace_operators
 from torchwise.trial.loading import runner
 from torchwise.trial.settling import check_that_state_settles
+from torchwise.trial.step_inspection import flops_of
 from torchwise.verify import pair
 from torchwise.verify.observe import make_trial
+from torchwise.verify.perturbation import PerturbRounding
+from torchwise.verify.reference import MatchedNoise
 from torchwise.verify.spot_check import OVERWRITTEN
 from torchwise.verify.verify import Subject, verify
 from torchwise.workload import Workload, bounds
@@ -190,6 +194,28 @@ def test_code_that_a_model_compiles_is_looked_at_too_and_is_compiled_again_after
         assert not graphs
         pick(at(1))
         assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("look", ["round", "draw", "count", "inspect"])
+def test_a_model_s_own_compiled_code_stays_compiled_behind_every_look_at_its_operators(look: str) -> None:
+    ran: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        return lambda *given: (ran.append(graph), graph.forward(*given))[1]
+
+    double = torch.compile(lambda x: x * 2, backend=backend)
+    looks: dict[str, Callable[[], object]] = {
+        "count": lambda: flops_of(lambda: double(X)),
+        "inspect": lambda: _trace_operators(lambda: double(X)),
+    }
+    if look in looks:
+        looks[look]()
+    else:
+        with PerturbRounding(1.0) if look == "round" else MatchedNoise():
+            double(X)
+    assert not ran, "the operators were seen one by one"
+    double(X)
+    assert len(ran) == 1
 
 
 def test_what_cannot_be_looked_at_runs_as_it_is() -> None:

@@ -101,15 +101,21 @@ class Library:
             return ""
 
 
+def import_extension(name: str, file: Path) -> ModuleType:
+    """Import a compiled module of this name from a file."""
+    loader = importlib.machinery.ExtensionFileLoader(name, str(file))
+    spec = importlib.util.spec_from_file_location(name, file, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
 def load_file(file: Path) -> ModuleType:
     """Load the compiled checks in a file, which must be trusted, and have them find the C++ tensor in a tensor."""
     import torch  # whose libraries this one calls
 
-    loader = importlib.machinery.ExtensionFileLoader(NAME, str(file))
-    spec = importlib.util.spec_from_file_location(NAME, file, loader=loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+    module = import_extension(NAME, file)
     samples = [torch.empty(size) for size in (1, 2)]
     module.configure(torch.Tensor, tuple((sample, sample._cdata) for sample in samples))
     return module

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.machinery
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -12,12 +10,12 @@ import sysconfig
 import tempfile
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from torchwise._torch import inductor
+from torchwise._torch.native.library import import_extension
 from torchwise.errors import UnsupportedError
 
 NAME = "torchwise_rows"
@@ -50,7 +48,7 @@ def load_module(source: str) -> Any:
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
         _compile(source, [compiler[0], *options], target)
-    return _import(target)
+    return import_extension(NAME, target)
 
 
 def _compile(source: str, command: list[str], target: Path) -> None:
@@ -67,15 +65,6 @@ def _compile(source: str, command: list[str], target: Path) -> None:
         except subprocess.TimeoutExpired as error:
             raise UnsupportedError(f"compiling a region takes over {TIMEOUT_S} s") from error
         made.replace(target)
-
-
-def _import(path: Path) -> ModuleType:
-    loader = importlib.machinery.ExtensionFileLoader(NAME, str(path))
-    spec = importlib.util.spec_from_file_location(NAME, path, loader=loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
 
 
 @cache
