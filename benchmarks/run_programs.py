@@ -3,8 +3,8 @@
 The programs of `benchmarks/programs/` do not name Torchwise. Each runs as it is, with `torchwise run --tune` once, with
 `--apply`, and with its own option --compile for each mode. One run of each fills the caches. Then all contenders run in
 turn, each time in a fresh process. Two ratios to the program as it is are told: by the time of the whole process, and
-by that of the last round, in which nothing starts any more. Their intervals are over the turns. The runs that fill the
-caches are not timed, so those that choose nothing by timing kernels run at once.
+by that of a round of the second half, in which nothing starts any more (their median). Their intervals are over the
+turns. The runs that fill the caches are not timed, so those that choose nothing by timing kernels run at once.
 
 Tokens and images are compared with those of the program as it is. By the plans they may be no further off than by the
 modes, or by 0.001.
@@ -199,7 +199,7 @@ def run(command: list[str], options: argparse.Namespace, clock: Clock) -> None:
         SystemExit: it failed.
     """
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(options.out.absolute() / "inductor"), "HF_HUB_OFFLINE": "1"}
-    log = options.out / f"{threading.get_ident()}.log"
+    log = options.out / f"{len(list(options.out.glob('*.log')))}-{threading.get_ident()}.log"
     with log.open("w") as stream:  # no pipe: its workers would hold it open
         process = subprocess.Popen(
             command, stdout=stream, stderr=stream, env={**os.environ, **caches}, start_new_session=True
@@ -222,7 +222,8 @@ def time_program(command: list[str], file: Path, options: argparse.Namespace, cl
     began = time.perf_counter()
     run([*command, "--save", str(file)], options, clock)
     whole_s = time.perf_counter() - began
-    return {"whole_s": whole_s, "round_s": torch.load(file)["rounds_s"][-1]}
+    rounds = torch.load(file)["rounds_s"]
+    return {"whole_s": whole_s, "round_s": statistics.median(rounds[len(rounds) // 2 :])}
 
 
 def compare(file: Path, right: Path) -> float:
