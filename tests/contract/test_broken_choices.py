@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from torchwise.plan import CHOICES, Choice, Plan, Stage, Trait
 from torchwise.plan.choice import load_choices, load_code
@@ -30,6 +32,7 @@ MODELS = {
     "tanh_gelu": "gelu",
     "no_dropout": "dropout",
     "fused_attention": "attention",
+    "math_attention": "shared_keys",
     "grouped_keys": "shared_keys",
     "eager_strides": "transposed",
     "complex_to_real": "complex_numbers",
@@ -50,6 +53,16 @@ def list_cases() -> list[Choice]:
 
 def spoil(call: Callable[..., Any], factor: float) -> Callable[..., Any]:
     return lambda *args, **kwargs: pytree.map_tensors(lambda one: one * factor, call(*args, **kwargs))
+
+
+class SpoilsAttention(TorchFunctionMode):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result * self.factor if func is torch.nn.functional.scaled_dot_product_attention else result
 
 
 def spoil_graph(graph: torch.fx.Graph, factor: float) -> None:
@@ -73,6 +86,11 @@ def break_choice(choice: Choice, factor: float) -> Callable[..., Any]:
         spoil_graph(graph, factor)
         return int(places)
 
+    @contextlib.contextmanager
+    def hold_setting() -> Iterator[None]:
+        with real(), SpoilsAttention(factor):
+            yield
+
     broken: dict[Stage | None, Callable[..., Any]] = {
         None: lambda call, _plan, **_: spoil(torch.compile(call, backend="eager"), factor),
         Stage.FORM: rewrite_model,
@@ -80,6 +98,7 @@ def break_choice(choice: Choice, factor: float) -> Callable[..., Any]:
         Stage.TRACE: rewrite_graph,
         Stage.GRAPH: lambda _options: lambda graph, _inputs: spoil(graph.forward, factor),
         Stage.PASS: lambda: lambda graph: spoil_graph(graph, factor),
+        Stage.SETTING: hold_setting,
     }
     return broken[choice.stage]
 

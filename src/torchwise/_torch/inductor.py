@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
+
+import torch
 
 from torchwise._torch.private_name import PrivateName
 
@@ -73,6 +76,15 @@ def patch_config(settings: dict[str, Any]) -> AbstractContextManager[None]:
     """Return a context with other settings of `torch._inductor.config`, by their dotted names."""
     context: AbstractContextManager[None] = CONFIG.get().patch(settings)
     return context
+
+
+@contextlib.contextmanager
+def tag_caches(tag: str) -> Iterator[None]:
+    """Keep code that is compiled meanwhile apart in all caches of compiled code, by a tag beside the user's own."""
+    config = torch.compiler.config
+    own = config.cache_key_tag
+    with config.patch(cache_key_tag=f"{own}+{tag}" if own else tag):  # type: ignore[attr-defined]
+        yield
 
 
 def list_mode_options() -> dict[str, dict[str, Any]]:

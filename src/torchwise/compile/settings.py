@@ -1,7 +1,8 @@
 """Process-wide settings that a plan needs, applied only while its call runs.
 
 Calls may overlap in several threads, and may be nested. The first call saves and sets the settings that the process
-shares (TF32), and the last one restores them. The number of threads belongs to each calling thread.
+shares (TF32, the kernels of libraries), and the last one restores them. The number of threads belongs to each calling
+thread.
 
 `torch.set_num_threads` sets two numbers: the calling thread's own (OpenMP's and MKL's), and the default that every
 thread gets when it computes for the first time. So a thread that begins to compute while a call is under way in another
@@ -11,18 +12,61 @@ number alone, those are called instead.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from torchwise.compile.transforms import load_transforms
 from torchwise.errors import UnsupportedError
-from torchwise.plan import Plan
+from torchwise.plan import Plan, Stage
+
+
+class SharedContext:
+    """A context around calls that changes what the process shares: only the first of overlapping calls enters it.
+
+    Args:
+        make: makes the context, such as a function decorated by `contextlib.contextmanager`.
+    """
+
+    def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._entered: AbstractContextManager[Any] | None = None
+
+    def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `call` within the context."""
+
+        def call_within(*args: Any, **kwargs: Any) -> Any:
+            self._enter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._leave()
+
+        return call_within
+
+    def _enter(self) -> None:
+        with self._lock:
+            if not self._inside:
+                context = self._make()
+                context.__enter__()
+                self._entered = context
+            self._inside += 1
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside and self._entered is not None:
+                self._entered.__exit__(None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,57 +75,45 @@ class Settings:
 
     Attributes:
         threads: intra-operator threads, or None to leave them.
-        tf32: whether float32 matrix products and convolutions may use TF32.
+        shared: settings of the process.
     """
 
     threads: int | None = None
-    tf32: bool = False
+    shared: tuple[SharedContext, ...] = ()
 
     def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return `call` under these settings, or `call` itself if nothing is set."""
         if self.threads is not None:
             call = _with_threads(call, self.threads)
-        return _with_tf32(call) if self.tf32 else call
+        return functools.reduce(lambda wrapped, setting: setting.wrap(wrapped), self.shared, call)
 
 
 def settings_for(plan: Plan) -> Settings:
     """Return the settings that `plan` needs."""
-    return Settings(plan.threads, plan.precision == "tf32")
+    chosen = load_transforms(plan.transforms, Stage.SETTING)
+    return Settings(plan.threads, tuple(map(_share, [*chosen, _allow_tf32] if plan.precision == "tf32" else chosen)))
 
 
-class _TF32:
-    """Whether TF32 is allowed, which the process shares."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._before: tuple[str, bool] = ("highest", True)
-
-    def enter(self) -> None:
-        with self._lock:
-            if not self._inside:
-                try:
-                    self._before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-                except RuntimeError as error:
-                    raise UnsupportedError(
-                        "precision is 'tf32', but this process has set fp32_precision, so PyTorch does not report the "
-                        "setting to restore: use torch.set_float32_matmul_precision and "
-                        "torch.backends.cudnn.allow_tf32 instead, or another precision"
-                    ) from error
-                torch.set_float32_matmul_precision("high")
-                torch.backends.cudnn.allow_tf32 = True
-            self._inside += 1
-
-    def leave(self) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                precision, convolutions = self._before
-                torch.set_float32_matmul_precision(precision)
-                torch.backends.cudnn.allow_tf32 = convolutions
+_share = functools.cache(SharedContext)
 
 
-_ALLOWING = _TF32()
+@contextlib.contextmanager
+def _allow_tf32() -> Iterator[None]:
+    try:
+        precision, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    except RuntimeError as error:
+        raise UnsupportedError(
+            "precision is 'tf32', but this process has set fp32_precision, so PyTorch does not report the setting to "
+            "restore: use torch.set_float32_matmul_precision and torch.backends.cudnn.allow_tf32 instead, or another "
+            "precision"
+        ) from error
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def _with_threads(call: Callable[..., Any], threads: int) -> Callable[..., Any]:
@@ -95,17 +127,6 @@ def _with_threads(call: Callable[..., Any], threads: int) -> Callable[..., Any]:
             count.leave(before)
 
     return call_with_threads
-
-
-def _with_tf32(call: Callable[..., Any]) -> Callable[..., Any]:
-    def call_with_tf32(*args: Any, **kwargs: Any) -> Any:
-        _ALLOWING.enter()
-        try:
-            return call(*args, **kwargs)
-        finally:
-            _ALLOWING.leave()
-
-    return call_with_tf32
 
 
 Before = tuple[int, int]

@@ -68,6 +68,11 @@ class Stage(StrEnum):
     """The graphs are rewritten inside Inductor: `() -> pass`, in the form of Inductor's option for one."""
     CALL = "call"
     """The callable that a compiler traces, or a graph records, is wrapped: `(callable) -> callable`."""
+    SETTING = "setting"
+    """Settings that the process shares hold around each call: `() -> context`.
+
+    Of calls that overlap, only the first enters such a context. Its traits are found in a recorded call.
+    """
 
 
 @renamed_fields(

@@ -50,6 +50,8 @@ class Trait(OpenEnum):
     EXACT_GELU = "exact_gelu", "has GELU by the error function"
     DROPOUT = "dropout", "has modules of dropout that is on"
     WRITTEN_ATTENTION = "written_attention", "writes attention out as products and a softmax"
+    FUSED_ATTENTION = "fused_attention", "calls PyTorch's fused attention"
+    GUESSED_KERNELS = "guessed_kernels", "has convolutions whose kernels cuDNN does not time"
     REPEATED_KEYS = "repeated_keys", "repeats keys and values for attention"
     TOLERANT = "tolerant", "is allowed an error by --tolerance"
     LINEAR_LAYERS = "linear_layers", "has nn.Linear layers"

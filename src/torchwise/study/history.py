@@ -34,7 +34,7 @@ BETWEEN_S = 5e-6
 C++ around the kernels saved half a microsecond each when there was hardly any work (`benchmarks/cpp_wrapper.py`, torch
 2.13, Xeon). The margin is for slower hosts and short calls.
 """
-ORDER = (Stage.FORM, Stage.MODEL, Stage.CALL, Stage.TRACE, Stage.GRAPH, Stage.PASS)
+ORDER = (Stage.FORM, Stage.MODEL, Stage.CALL, Stage.TRACE, Stage.GRAPH, Stage.PASS, Stage.SETTING)
 """The stages of transforms in the order in which each is given the result of those before."""
 UNKNOWN = object()
 """Stands for the value of a field that plans have in another version, which shares the store."""

@@ -75,7 +75,7 @@ class TransformContract:
         self, choice: Choice, model: torch.nn.Module, unfit: Callable[..., Any] | None, inputs: tuple[Any, ...]
     ) -> None:
         def given(call: Callable[..., Any]) -> Any:
-            return record(lambda: call(*inputs)) if choice.stage is Stage.TRACE else call
+            return record(lambda: call(*inputs)) if choice.stage in (Stage.TRACE, Stage.SETTING) else call
 
         for trait, detector in choice.detectors:
             assert trait in choice.required_traits

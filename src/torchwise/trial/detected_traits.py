@@ -29,7 +29,8 @@ def detect_traits(model: Any, call: Callable[[], Any], instruments: Instruments)
     graph = instruments.use("which functions a call runs", lambda: record(call), Graph())
     for choice in load_choices().values():
         for trait, code in choice.detectors:
-            given = functools.partial(copy.deepcopy, graph) if choice.stage is Stage.TRACE else lambda: model
+            reads_call = choice.stage in (Stage.TRACE, Stage.SETTING)
+            given = functools.partial(copy.deepcopy, graph) if reads_call else lambda: model
             detect = functools.partial(_detect, code, given)
             has_trait = instruments.use(f"whether it {trait.summary or trait.label}", detect, False)
             found[trait] = found.get(trait, False) or has_trait

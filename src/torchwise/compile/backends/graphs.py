@@ -20,7 +20,7 @@ from torchwise.compile.guards.module_guard import Reads
 from torchwise.compile.inductor_patches import without_input_checks
 from torchwise.compile.recompiles import Recompiles
 from torchwise.compile.signature import Signature, is_plain, opaque_leaves, overlap_in, signature_of
-from torchwise.compile.transforms import has_stage
+from torchwise.compile.transforms import has_stage, list_at
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.choice import Stage
@@ -254,6 +254,8 @@ def while_compiling(
         if freezes_weights(plan):  # PyTorch ignores it as an option, and gradients must be off
             stack.enter_context(inductor.patch_config({"freezing": True}))
             stack.enter_context(torch.no_grad())
+        if around := list_at(plan.transforms, Stage.SETTING):  # which PyTorch leaves out of the keys of its caches
+            stack.enter_context(inductor.tag_caches("+".join(around)))
         if is_guarded and _checks_inputs(plan):
             stack.enter_context(without_input_checks())
         yield

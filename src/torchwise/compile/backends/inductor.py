@@ -15,7 +15,7 @@ from torchwise.compile.backends import recompute
 from torchwise.compile.backends.freezing import Freezing, without_cached_weights
 from torchwise.compile.backends.graphs import NOTHING, Varying, compile_call
 from torchwise.compile.inductor_patches import add_autocast_to_key
-from torchwise.compile.transforms import function_graphs, has_stage, load_transforms
+from torchwise.compile.transforms import function_graphs, list_at, load_transforms
 from torchwise.errors import UnsupportedError, did_you_mean
 from torchwise.plan import Plan
 from torchwise.plan.choice import Stage
@@ -96,19 +96,20 @@ def _distinct_backend(
     """Return a backend that differs from all others for Dynamo, or None if the options describe the plan completely.
 
     Code that Dynamo compiled for a function answers all of its calls under an equal backend, under any global settings.
-    Dynamic shapes are no part of the backend, nor are frozen weights, which Dynamo distinguishes by module and not by
-    value. So weights that are frozen again are compiled again.
+    Dynamic shapes are no part of the backend, nor are settings around calls, nor frozen weights, which Dynamo
+    distinguishes by module and not by value. So weights that are frozen again are compiled again.
     """
     if freezes_weights(plan):
         return Freezing(without_cached_weights(backend()), call)
     if is_alone:
         return functools.partial(backend())
-    return _dynamic(backend()) if plan.shapes == "dynamic" else None
+    around = (plan.shapes, *list_at(plan.transforms, Stage.SETTING))
+    return _name_apart(backend(), around) if around != ("static",) else None
 
 
 @functools.cache
-def _dynamic(backend: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the same object for equal backends, so that Dynamo recognizes compiled code."""
+def _name_apart(backend: Callable[..., Any], _around: tuple[str, ...]) -> Callable[..., Any]:
+    """Return the same object for equal backends under equal settings, so that Dynamo recognizes compiled code."""
     return functools.partial(backend)
 
 
@@ -116,7 +117,7 @@ def _transform(names: tuple[str, ...], options: dict[str, Any]) -> Callable[...,
     """Return the backend that rewrites graphs, or None if the transforms act on the model alone."""
     found = load_transforms(names, Stage.GRAPH)
     if len(found) > 1:
-        several = ", ".join(name for name in names if has_stage((name,), Stage.GRAPH))
+        several = ", ".join(list_at(names, Stage.GRAPH))
         raise UnsupportedError(f"transforms are {several}, but only one may rewrite Inductor's graphs")
     backend: Callable[..., Any] | None = found[0](tuple(sorted(options.items()))) if found else None
     return backend
@@ -125,7 +126,7 @@ def _transform(names: tuple[str, ...], options: dict[str, Any]) -> Callable[...,
 def _passes(plan: Plan) -> list[tuple[str, Any]]:
     """Return the passes over Inductor's graphs that a plan requests, each with the option that takes it."""
     found = [(PASS_OPTION, make_pass()) for make_pass in load_transforms(plan.transforms, Stage.PASS)]
-    functions = tuple(name for name in plan.transforms if has_stage((name,), Stage.TRACE))
+    functions = list_at(plan.transforms, Stage.TRACE)
     return [*found, (function_graphs.OPTION, function_graphs.graph_pass(functions))] if functions else found
 
 

@@ -34,9 +34,14 @@ def load_transforms(names: Sequence[str], *stages: Stage) -> list[Callable[..., 
     return [load_code(choice.realized_by) for choice in found if choice.realized_by is not None]
 
 
+def list_at(names: Sequence[str], *stages: Stage) -> tuple[str, ...]:
+    """List those of `names` that act at one of `stages`."""
+    return tuple(name for name in names if (choice := _find(name)) is not None and choice.stage in stages)
+
+
 def has_stage(names: Sequence[str], *stages: Stage) -> bool:
     """Whether one of `names` acts at one of `stages`."""
-    return any(choice is not None and choice.stage in stages for choice in map(_find, names))
+    return bool(list_at(names, *stages))
 
 
 def transform_model(call: Callable[..., Any], names: Sequence[str]) -> tuple[Callable[..., Any], list[Layer]]:

@@ -132,7 +132,7 @@ def compiles_alone(plan: Plan) -> bool:
         and plan.scope in ("whole", "rolled")
         and plan.mode not in CUDA_GRAPH_MODES  # their outputs are overwritten by the next call, unless copied
         and not freezes_weights(plan)
-        and not has_stage(plan.transforms, Stage.FORM, Stage.MODEL, Stage.CALL)
+        and not has_stage(plan.transforms, Stage.FORM, Stage.MODEL, Stage.CALL, Stage.SETTING)
     )
 
 

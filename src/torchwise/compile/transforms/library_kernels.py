@@ -1,0 +1,90 @@
+"""Which of its kernels a library takes: cuDNN for a convolution, PyTorch for fused attention.
+
+cuDNN picks the kernel of a convolution by a rule. With `torch.backends.cudnn.benchmark` it times all of them on the
+first call of each size, and keeps the fastest.
+
+PyTorch has fused attention by FlashAttention (https://arxiv.org/abs/2307.08691), by cuDNN, by the memory-efficient
+kernel of xFormers, and as separate products. It takes the first, in a fixed order, that can answer a call. Which one is
+the fastest depends on the GPU, the sizes and the mask. Here another one comes first. What it cannot answer is left to
+the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.fx import Graph
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from torchwise.compile.transforms.function_graphs.nodes import name_of
+
+ORDER = (
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+)
+ATTENTION = (
+    "scaled_dot_product_attention",
+    "multi_head_attention_forward",
+    "native_multi_head_attention",
+    "transformer_encoder_layer_fwd",
+)
+"""The functions that compute fused attention, as nodes of a recorded call name them."""
+CONVOLUTIONS = tuple(f"conv{kind}{dims}d" for kind in ("", "_transpose") for dims in (1, 2, 3))
+
+
+def calls_attention(graph: Graph) -> bool:
+    """Whether a recorded call computes fused attention."""
+    return _calls(graph, ATTENTION)
+
+
+def guesses_kernels(graph: Graph) -> bool:
+    """Whether a recorded call has convolutions, whose kernels cuDNN does not time."""
+    return not torch.backends.cudnn.benchmark and _calls(graph, CONVOLUTIONS)
+
+
+def _calls(graph: Graph, names: tuple[str, ...]) -> bool:
+    return any(name_of(node) in names for node in graph.nodes)
+
+
+@contextlib.contextmanager
+def time_convolutions() -> Iterator[None]:
+    """Have cuDNN time its kernels for each new size."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+def put_flash_first() -> AbstractContextManager[Any]:
+    """Have FlashAttention answer what it can."""
+    return _put_first(SDPBackend.FLASH_ATTENTION)
+
+
+def put_cudnn_first() -> AbstractContextManager[Any]:
+    """Have cuDNN's attention answer what it can."""
+    return _put_first(SDPBackend.CUDNN_ATTENTION)
+
+
+def put_efficient_first() -> AbstractContextManager[Any]:
+    """Have memory-efficient attention answer what it can."""
+    return _put_first(SDPBackend.EFFICIENT_ATTENTION)
+
+
+def take_products() -> AbstractContextManager[Any]:
+    """Have separate products and a softmax answer all calls."""
+    context: AbstractContextManager[Any] = sdpa_kernel(SDPBackend.MATH)
+    return context
+
+
+def _put_first(backend: SDPBackend) -> AbstractContextManager[Any]:
+    others = [other for other in ORDER if other != backend]
+    context: AbstractContextManager[Any] = sdpa_kernel([backend, *others], set_priority=True)
+    return context

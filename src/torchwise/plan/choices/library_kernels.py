@@ -1,0 +1,66 @@
+"""Other kernels of libraries for convolutions and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from torchwise.plan.choice import Choice, Stage, register
+from torchwise.plan.numerics import Numerics
+from torchwise.plan.trait import Trait
+
+if TYPE_CHECKING:
+    from torchwise.plan.plan import Plan
+
+WHERE = "torchwise.compile.transforms.library_kernels"
+ATTENTION = {
+    "flash_attention": ("put_flash_first", "FlashAttention is asked first for fused attention"),
+    "cudnn_attention": ("put_cudnn_first", "cuDNN is asked first for fused attention"),
+    "efficient_attention": ("put_efficient_first", "the memory-efficient kernel is asked first for fused attention"),
+    "math_attention": ("take_products", "attention is separate products and a softmax, not a fused kernel"),
+}
+
+
+def find_problems(plan: Plan) -> Iterator[str]:
+    """Yield the reasons why the choice of a kernel cannot be part of a plan."""
+    chosen = [name for name in plan.transforms if name in ATTENTION]
+    if len(chosen) > 1:
+        yield f"transforms has {' and '.join(map(repr, chosen))}, but only one kernel of attention can come first"
+
+
+register(
+    Choice(
+        "transforms",
+        "cudnn_benchmark",
+        Numerics.SAME_PRECISION,
+        complexity=1,
+        summary="cuDNN times its kernels for each convolution and size, and keeps the fastest",
+        devices=("cuda",),
+        required_traits=(Trait.GUESSED_KERNELS,),
+        detectors=((Trait.GUESSED_KERNELS, f"{WHERE}:guesses_kernels"),),
+        compile_factor=0.0,
+        target_cost="conv",
+        realized_by=f"{WHERE}:time_convolutions",
+        stage=Stage.SETTING,
+    ),
+    *(
+        Choice(
+            "transforms",
+            name,
+            Numerics.SAME_PRECISION,
+            complexity=1,
+            summary=summary,
+            # On a CPU there is one fused kernel, which is the default.
+            devices=("cpu", "cuda") if name == "math_attention" else ("cuda",),
+            required_traits=(Trait.FUSED_ATTENTION,),
+            detectors=((Trait.FUSED_ATTENTION, f"{WHERE}:calls_attention"),),
+            effort="standard" if name in ("flash_attention", "cudnn_attention") else "thorough",
+            compile_factor=0.0,
+            realized_by=f"{WHERE}:{function}",
+            stage=Stage.SETTING,
+            find_problems=find_problems,
+            not_ahead="PyTorch chooses the kernel of attention while the model runs",
+        )
+        for name, (function, summary) in ATTENTION.items()
+    ),
+)
