@@ -45,7 +45,8 @@ def calls_attention(graph: Graph) -> bool:
 
 def guesses_kernels(graph: Graph) -> bool:
     """Whether a recorded call has convolutions, whose kernels cuDNN does not time."""
-    return not torch.backends.cudnn.benchmark and _calls(graph, CONVOLUTIONS)
+    cudnn = torch.backends.cudnn
+    return bool(cudnn.is_available()) and not cudnn.benchmark and _calls(graph, CONVOLUTIONS)
 
 
 def _calls(graph: Graph, names: tuple[str, ...]) -> bool:
