@@ -132,6 +132,14 @@ def test_an_inspection_finds_them_and_workers_load_them() -> None:
     assert found.identity != inspect(field_job(), lambda _: None).identity, "another study"
 
 
+@pytest.mark.parametrize(("tries", "found"), [(True, True), (False, None)])
+def test_an_inspection_may_try_them_for_a_search_to_come(tries: bool, found: bool | None) -> None:
+    inspection = inspect(replace(field_job(), tries_sizes=tries), lambda _: None)
+    assert inspection.takes_other_sizes is found
+    assert (inspection.varying, len(inspection.inputs)) == ((), 1), "this search is for the given sizes alone"
+    assert Trait.SIZES_VARY not in inspection.traits
+
+
 class Caching(torch.nn.Module):
     """Keeps a mask of the size of its first call, as a table of positions often is kept."""
 
@@ -149,8 +157,10 @@ def test_a_model_that_keeps_the_size_of_its_first_call_has_no_other(tmp_path: Pa
         "from test_other_sizes import Caching, torch\ndef make():\n    return Caching(), (torch.ones(20, 3),)\n"
     )
     found = inspect(Job("inspect", WorkloadSpec(f"{file}:make", sizes="varying"), effort=BRIEF), lambda _: None)
-    assert (found.varying, len(found.inputs)) == ((), 1)
+    assert (found.varying, len(found.inputs), found.takes_other_sizes) == ((), 1, False)
     assert any("sizes do not vary: none were found" in note for note in found.notes)
+    job = Job("inspect", WorkloadSpec(f"{file}:make"), effort=BRIEF, tries_sizes=True)
+    assert inspect(job, lambda _: None).takes_other_sizes is False
 
 
 def test_marks_reach_no_plan_for_one_size(tmp_path: Path) -> None:

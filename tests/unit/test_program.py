@@ -66,6 +66,7 @@ class Searches:
         self.plan = plan
         self.asked: list[tuple[Any, Any]] = []
         self.changes: dict[str, Any] = {}
+        self.takes_other_sizes: bool | None = None
 
     def __call__(self, request: Any, workload: Any, store: str | None, **_options: Any) -> Study:
         self.asked.append((request, workload))
@@ -79,6 +80,7 @@ class Searches:
             **self.changes,
         )
         study = replace(a_study(), workload=request.workload, decision=decision)
+        study = replace(study, inspection=replace(study.inspection, takes_other_sizes=self.takes_other_sizes))
         if store:
             with open_storage(store) as storage:
                 inspection = replace(study.inspection, identity=f"{len(self.asked):016}")

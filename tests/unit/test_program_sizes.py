@@ -254,6 +254,14 @@ def test_the_first_search_leaves_time_for_other_sizes_where_they_may_come(search
     assert (only.successor, only.budget_s) == (None, pytest.approx(100, abs=5))
 
 
+def test_a_model_that_takes_no_other_sizes_has_no_second_search(searches: Searches) -> None:
+    net, searches.takes_other_sizes = Rows().eval(), False
+    report = tune(net, [3, 5])
+    assert len(searches.asked) == 1
+    (note,) = report.modules[0].record.notes
+    assert note == "other sizes than these run as written: the model was tried at some, and takes none of them"
+
+
 @pytest.mark.parametrize("options", [{"allow": "exact"}, {"plans": [THREADS]}], ids=["exact", "plans"])
 def test_what_the_options_permit_counts(options: dict[str, Any], searches: Searches) -> None:
     net = Rows().eval()

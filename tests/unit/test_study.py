@@ -179,25 +179,32 @@ def test_a_plan_that_compiles_for_ever_leaves_time_for_another(storage: Storage,
     assert study.decision.plan == INDUCTOR
 
 
-@pytest.mark.parametrize("has_successor", [False, True])
+@pytest.mark.parametrize(("has_successor", "takes"), [(False, None), (True, None), (True, True), (True, False)])
 def test_a_search_leaves_the_time_that_its_successor_needs(
-    has_successor: bool, storage: Storage, spent_clock: Any
+    has_successor: bool, takes: bool | None, storage: Storage, spent_clock: Any
 ) -> None:
-    """Once a plan leads, profiling and one trial are kept for the next search, which is for other sizes."""
+    """Once a plan leads, profiling and one trial are kept for the next search, which is for other sizes, if any."""
+    asks: list[bool] = []
 
     class Slow(Table):
         def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
             spent_clock.now += {"inspect": 40, "try": 20}.get(job.task, 0)
+            asks.append(job.tries_sizes)
             return super().run(job, limits, on_stage)
+
+        def inspect(self) -> str:
+            return codec.to_json(replace(codec.from_json(super().inspect(), Inspection), takes_other_sizes=takes))
 
     table, named = Slow(), (Plan(threads=1), INDUCTOR, Plan(threads=9), Plan(threads=3))
     table.known[INDUCTOR] = (2.0, 10.0, GOOD)
     asked = request(plans=named, budget_s=150, successor=(lambda plan: plan) if has_successor else None)
     study = run_study(asked, storage, table, Listener())
-    assert len(table.list_tried()) == (2 if has_successor else 4)
+    is_kept = has_successor and takes is not False
+    assert len(table.list_tried()) == (2 if is_kept else 4)
+    assert asks[0] is has_successor
     assert study.decision is not None
     assert study.decision.plan == INDUCTOR
-    if has_successor:
+    if is_kept:
         said = "whatever else: the budget of 2 min 30 s is spent but for 75.0 s, which another search needs"
         assert study.excluded == (said,)
 

@@ -261,6 +261,7 @@ class Inspection:
         varying: the dimensions of inputs whose sizes vary, if other sizes are to come.
         properties: checks of the properties that the user requires, on the plain model itself.
         weights: the digest of the weights' values if a tolerance judges plans, or "".
+        takes_other_sizes: whether the model takes inputs of other sizes, or None if that was not tried.
     """
 
     identity: str
@@ -279,6 +280,7 @@ class Inspection:
     varying: tuple[VaryingDim, ...] = ()
     properties: tuple[Check, ...] = ()
     weights: str = ""
+    takes_other_sizes: bool | None = None
 
     @property
     def time_by_kind(self) -> dict[str, float]:

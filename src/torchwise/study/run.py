@@ -113,7 +113,8 @@ def _run_study(
     inspection, begun_s = recall_inspection(request, storage, here, reads), budget.now_s
     if inspection is None:
         listener.start_inspection()
-        job = replace(request.make_job("inspect"), reads=str(reads or ""))
+        tries_sizes = request.successor is not None
+        job = replace(request.make_job("inspect"), reads=str(reads or ""), tries_sizes=tries_sizes)
         inspection = inspect_workload(launcher, job, Limits.from_free_memory(request.inspection_s), budget.spent.stage)
     check_requirements(inspection)
     listener.finish_inspection(inspection)
@@ -336,14 +337,15 @@ class _Loop:
         """Keep the seconds that the search for the leader's successor needs: to profile the model, and for one trial.
 
         They are those of this search: of the leader's whole trial, as those of losers end early, and of a profile,
-        which a search that goes on has from before. Without a leader, there is nothing to succeed, and without a user's
-        budget the other search has seconds of its own.
+        which a search that goes on has from before. Without a leader, or a model that takes other sizes, there is
+        nothing to succeed, and without a user's budget the other search has seconds of its own.
         """
-        if self.request.successor is None or self.request.budget_s is None or leader.is_eager:
+        successor = None if self.inspection.takes_other_sizes is False else self.request.successor
+        if successor is None or self.request.budget_s is None or leader.is_eager:
             self.budget.kept_s = 0.0
             return
         trial, profile_s = history.find_trial(leader), max(self.inspection_s, history.min_noncompile_s)
-        trial_s = max(history.predict_trial_s(self.request.successor(leader)), trial.seconds if trial else 0.0)
+        trial_s = max(history.predict_trial_s(successor(leader)), trial.seconds if trial else 0.0)
         self.budget.kept_s = min(SUCCESSOR_FACTOR * (profile_s + trial_s), self.budget.seconds)
 
     def _conclude(self, state: StudyState) -> Study:

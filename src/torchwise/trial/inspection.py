@@ -87,6 +87,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
     if job.workload.sizes == "varying" and not varying:
         varying = _search_varying_dims(workload)
         workload = add_other_sizes(strip_marks(workload), varying)
+    others = _search_varying_dims(workload) if job.tries_sizes and not varying else varying
     clock = Clock(job.workload.device, each=job.workload.times_each_call)
     stage(WorkerStage.RUN_EAGER)
     instruments = Instruments(lambda: check_plainly(workload))
@@ -144,6 +145,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         varying=varying,
         properties=check_original(job.workload, workload),
         weights=weights,
+        takes_other_sizes=bool(others) if job.tries_sizes or job.workload.sizes == "varying" else None,
     )
 
 

@@ -84,6 +84,7 @@ class Job:
         cold: whether a "warm" start, or a contest, times with cold processor caches as well.
         batch: run on the first example alone, at this batch size, or None for that of the workload.
         reads: file for what loading the target reads (`trial/loading_reads.py`), or "" for none.
+        tries_sizes: whether the inspection also finds out if the model takes inputs of other sizes.
     """
 
     task: Task
@@ -104,6 +105,7 @@ class Job:
     cold: bool = False
     batch: BatchDim | None = None
     reads: str = ""
+    tries_sizes: bool = False
 
     def identity_of(self, workload: str) -> str:
         """Return the identity of a workload under this job's settings, which change what eager does, and its rules."""

@@ -44,6 +44,7 @@ MIN_BUDGET_S = 5.0
 OF_ALL_SIZES: dict[str, Any] = {"sizes": "varying"}
 """The options of a search for one plan that answers every size: it is verified at sizes that nobody gave."""
 NO_OTHERS = "no call had one"
+NO_SIZES = "the model was tried at some, and takes none of them"
 ONE_PLAN = "by another plan, a sample could have other bits in a batch of another size"
 
 
@@ -279,6 +280,8 @@ class _Searches:
             return study, None, ""
         if not of_others:
             return study, None, NO_OTHERS
+        if study.record.inspection.takes_other_sizes is False:
+            return study, None, NO_SIZES
         left_s = None if self._end is None else self._end + sum(self._waits) - time.monotonic()
         left: dict[str, Any] = {} if left_s is None else {"budget": max(left_s, MIN_BUDGET_S)}
         found = study.record
