@@ -5,7 +5,7 @@ table has the speed-ups over eager, and the best other way's time over that of r
 last line is the geometric mean of those. Results go to a file after each program. The same command continues a run that
 was cut off, until --budget is spent:
 
-    python benchmarks/small_programs.py --label epyc-2cpu --budget 1200             # some 40 s a row, 26 rows
+    python benchmarks/small_programs.py --label epyc-2cpu --budget 1200             # some 40 s a row, 28 rows
     python benchmarks/small_programs.py --label epyc-2cpu --budget 1200 --held-out  # some 40 s a row, 10 rows
 """
 

@@ -149,6 +149,17 @@ class MonteCarlo(nn.Module):
         return torch.relu(x.exp() - 1).mean()
 
 
+class Iteration(nn.Module):
+    """Thirty steps of an iteration over complex numbers, each point by itself."""
+
+    def forward(self, z: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        """Return the points after the steps, kept in the unit disk."""
+        for _ in range(30):
+            z = z * z + c
+            z = z / (1 + z.abs())
+        return z
+
+
 def make_norm_net() -> nn.Sequential:
     """Return a network with layer norms."""
     layers = (nn.Linear(32, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 64), nn.LayerNorm(64), nn.SiLU())
@@ -175,6 +186,10 @@ PROGRAMS: dict[str, Make] = {
     "attention": lambda rows: (Attention(), (torch.randn(rows, 8, 32),)),
     "recommender": lambda rows: (Recommender(), (torch.randint(0, 1000, (rows, 10)), torch.randn(rows, 8))),
     "monte_carlo": lambda rows: (MonteCarlo(), (torch.rand(rows * 16) + 0.5,)),
+    "complex_loop": lambda rows: (
+        Iteration(),
+        tuple(torch.randn(rows * 1600, dtype=torch.complex64) for _ in range(2)),
+    ),
 }
 ZOO: dict[str, Callable[[Request, int], Workload]] = {
     "gru_step": lambda request, rows: build_gru_step(request, batch=rows, hidden=128),

@@ -286,3 +286,16 @@ def test_dimensions_merge_where_all_accesses_allow_it() -> None:
     assert merge_dims((2, 3, 4), [(12, 4, 1), (12, 4, 1)]) == ([24], [[1], [1]])
     assert merge_dims((2, 3, 4), [(12, 4, 1), (0, 4, 1)]) == ([2, 12], [[12, 1], [0, 1]])
     assert merge_dims((1, 1), [(1, 1)]) == ([], [[]])
+
+
+def test_a_check_of_errors_runs_beside_regions_with_all_of_its_arguments() -> None:
+    """The inverse of a large matrix is left to PyTorch, with the operator that raises if it has none."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return (torch.linalg.inv(x * 2 + 1) * x - 1).tanh()
+
+    x = torch.randn(40, 40, generator=torch.Generator().manual_seed(0))
+    compiled = compile_call(call, x)
+    torch.testing.assert_close(compiled(x), call(x), rtol=1e-3, atol=1e-4)
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        compiled(torch.ones(40, 40))

@@ -31,7 +31,7 @@ from torchwise.records.structure_differences import pack_details
 from torchwise.trial.detected_traits import describe_model, detect_traits
 from torchwise.trial.error_origin import Instruments, check_plainly
 from torchwise.trial.job import Job
-from torchwise.trial.loading import load, runner, with_optimizer_state
+from torchwise.trial.loading import is_read_by_cpp, load, runner, with_optimizer_state
 from torchwise.trial.loading_reads import LoadingReads
 from torchwise.trial.matrix_rows import MatrixRows
 from torchwise.trial.plain_call import PlainCall, prints, run_plainly
@@ -59,6 +59,8 @@ MAX_OPERATORS = 20_000
 """Operators of a call that are searched for repetitions."""
 SHORT_S = 0.003
 """Seconds of a CPU call below which it is short: waking threads for each operator may cost more than it saves."""
+FEW, MANY = 0.2, 10
+"""A call computes mostly number by number with a smaller share of matrix products, and at least so many operators."""
 MAX_NAMED = 3
 """Pieces of state that a note names."""
 _REDUCTION, _MEAN = 3, 1
@@ -81,7 +83,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         named = job.identity_of(
             identity(workload, mode, model, weights := digest_if_judged(workload.call, job.workload))
         )
-    if job.reads and not _is_read_by_cpp(workload):
+    if job.reads and not is_read_by_cpp(workload):
         reads.keep(job.reads, named)
     varying = job.workload.varying
     if job.workload.sizes == "varying" and not varying:
@@ -128,7 +130,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
                 instruments.use("how its batch may be cut", lambda: step_traits(workload), frozenset()),
                 [Trait.PRINTS] if does_print else [],
                 _requested_traits(job.workload, varying),
-                _core_traits(job.workload.device, measurement, steady / len(calls)),
+                _core_traits(job.workload.device, measurement, steady / len(calls), shares, operator_count),
             )
         ),
         measurement=measurement,
@@ -146,14 +148,6 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         properties=check_original(job.workload, workload),
         weights=weights,
         takes_other_sizes=bool(others) if job.tries_sizes or job.workload.sizes == "varying" else None,
-    )
-
-
-def _is_read_by_cpp(workload: Workload) -> bool:
-    """Return whether a part is of a kind that PyTorch reads from its file in C++, where no audit event tells of it."""
-    parts = [workload.call, *(workload.module.modules() if workload.module is not None else [])]
-    return any(
-        isinstance(one, (torch.jit.ScriptModule, torch.jit.ScriptFunction, torch.fx.GraphModule)) for one in parts
     )
 
 
@@ -205,15 +199,22 @@ def _requested_traits(spec: WorkloadSpec, varying: Sequence[VaryingDim]) -> list
     return [trait for trait, present in found.items() if present]
 
 
-def _core_traits(device: str, measurement: Measurement, steady_s: float) -> list[Trait]:
-    """Return the traits of a model on the CPU that make another number of threads worth a trial at once.
+def _core_traits(
+    device: str, measurement: Measurement, steady_s: float, shares: Mapping[str, float], operators: int | None
+) -> list[Trait]:
+    """Return the traits of a model on the CPU by which threads, or regions of operators, are worth a trial at once.
 
     If threads wait for cores, a call's time varies widely: the quickest call shows the amount of work.
     """
     if device != "cpu":
         return []
     is_short = min(steady_s, *measurement.baseline_s) < SHORT_S
-    found = {Trait.SHORT_CALLS: is_short, Trait.CONTENDED_CORES: measurement.is_contended}
+    is_by_number = shares.get("gemm", 1.0) < FEW and (operators or 0) >= MANY
+    found = {
+        Trait.SHORT_CALLS: is_short,
+        Trait.ROW_REGIONS: is_short or is_by_number,
+        Trait.CONTENDED_CORES: measurement.is_contended,
+    }
     return [trait for trait, present in found.items() if present]
 
 

@@ -205,3 +205,11 @@ def runner(
         most = count_calls_within_bounds(original, live, MAX_CONTINUED) if ends_process() else float("inf")
         return make_continuing_call(run, original, args, kwargs, most)
     return from_one_state(run, original, args, kwargs) if restores else lambda: run(*args, **kwargs)
+
+
+def is_read_by_cpp(workload: Workload) -> bool:
+    """Return whether a part is of a kind that PyTorch reads from its file in C++, where no audit event tells of it."""
+    parts = [workload.call, *(workload.module.modules() if workload.module is not None else [])]
+    return any(
+        isinstance(one, (torch.jit.ScriptModule, torch.jit.ScriptFunction, torch.fx.GraphModule)) for one in parts
+    )

@@ -67,11 +67,12 @@ class PureGraph:
             _check_input(inputs[place], placeholders[place].name)
         self.examples = [inputs[place].detach().contiguous() for place in self._used]  # as `bind` passes them
 
-    def export(self, *, allows_random: bool = False) -> torch.export.ExportedProgram:
+    def export(self, *, allows_random: bool = False, allows_complex: bool = False) -> torch.export.ExportedProgram:
         """Export it, for all sizes in the dimensions that vary.
 
         Args:
             allows_random: whether it may draw random numbers, as for a compiler that leaves these to PyTorch.
+            allows_complex: whether it may compute with complex numbers.
 
         Raises:
             UnsupportedError: it has side effects, draws random numbers, or computes with complex numbers.
@@ -82,7 +83,7 @@ class PureGraph:
         ]
         with dynamo.leave_trace(), torch.no_grad():
             program = torch.export.export(self._module, tuple(self.examples), dynamic_shapes=tuple(shapes))
-        for problem in _find_problems(program, allows_random=allows_random):
+        for problem in _find_problems(program, allows_random=allows_random, allows_complex=allows_complex):
             raise UnsupportedError(problem)
         _drop_empty_parts(program)
         _check_no_views(self.outputs, self._graph)
@@ -123,7 +124,8 @@ class PureGraph:
             elif node.op == "placeholder":
                 values[node] = next(inputs)
             elif str(node.target) == "with_effects":  # it only keeps the order, which is as written
-                made.call_function(node.args[1], tuple(map_arg(node.args[2:], values.__getitem__)))
+                args, kwargs = map_arg((node.args[2:], dict(node.kwargs)), values.__getitem__)
+                made.call_function(node.args[1], tuple(args), kwargs)
                 tokens |= {user.name for user in node.users}
             elif node.op != "output":
                 values[node] = made.node_copy(node, values.__getitem__)
@@ -283,12 +285,14 @@ def _overlaps(value: torch.Tensor) -> bool:
     return False
 
 
-def _find_problems(program: torch.export.ExportedProgram, *, allows_random: bool = False) -> Iterator[str]:
+def _find_problems(
+    program: torch.export.ExportedProgram, *, allows_random: bool, allows_complex: bool
+) -> Iterator[str]:
     """Yield the reasons why another compiler would not do the same as PyTorch."""
     own = set(_list_memory(program.graph.nodes, ("placeholder",), "val"))
     for node in program.graph.nodes:
         value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and value.is_complex():
+        if isinstance(value, torch.Tensor) and value.is_complex() and not allows_complex:
             yield f"it computes with complex numbers ({node.name}), which the backend does not have"
         if not isinstance(node.target, OpOverload):
             continue

@@ -18,6 +18,7 @@ from torchwise._torch import dynamo
 from torchwise.compile.backends.graphs import NOTHING, Varying, compile_call
 from torchwise.compile.backends.pure_graph import PureGraph
 from torchwise.compile.programs.build import load_module
+from torchwise.compile.programs.complex_numbers import join_complex, split_complex
 from torchwise.compile.programs.noise import free_noise
 from torchwise.compile.programs.regions import Region, find_regions, tell_refusals
 from torchwise.compile.programs.source import write_source
@@ -88,16 +89,19 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callabl
     if torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in inputs):
         raise UnsupportedError("gradients are enabled, and regions have none: use torch.no_grad()")
     pure = PureGraph(graph, inputs)
-    program = pure.export(allows_random=True)
+    program = pure.export(allows_random=True, allows_complex=True)
     with dynamo.leave_trace(), torch.no_grad():
         program = program.run_decompositions(torch.export.default_decompositions())
         module = pure.inline(program)
+        parts = split_complex(module)
+        original, module = (graph, module) if parts is None else (parts.module, parts.module)
         free_noise(module.graph)
         regions, levels, refused = find_regions(module.graph)
         _check_gain(regions, refused)
         kept = [region for region in regions if region.number_of_operators >= LEAST_OPERATORS]
         library = load_module(write_source([region.code for region in kept if region.code is not None]))
-        return _replace(graph, module, kept, levels, library)
+        call = _replace(original, module, kept, levels, library)
+    return call if parts is None else join_complex(call, parts)
 
 
 def _check_gain(regions: Sequence[Region], refused: dict[torch.fx.Node, str]) -> None:

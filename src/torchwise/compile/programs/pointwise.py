@@ -49,6 +49,7 @@ FLOATS: dict[str, Write] = {
     "round": _call("std::rint"),
     "div": _infix("/"),
     "pow": _call("std::pow"),
+    "hypot": _call("hypot_of"),
 }
 """Operators of floating-point numbers. Their operands get the type of the output."""
 

@@ -15,13 +15,13 @@ register(
         "function each, which reads the weights where they are",
         devices=("cpu",),
         modes=("inference",),
-        # A call of milliseconds is spent in products that libraries do as well, and with threads.
-        required_traits=(Trait.SHORT_CALLS,),
-        excluded_by=(
-            (Trait.WRITES_INPUTS, "the model writes to its inputs, and row programs only compute values"),
-            (Trait.COMPLEX, "the model computes with complex numbers, which row programs do not have"),
-        ),
+        # Another call of milliseconds is spent in products that libraries do as well, and with threads.
+        required_traits=(Trait.ROW_REGIONS,),
+        excluded_by=((Trait.WRITES_INPUTS, "the model writes to its inputs, and row programs only compute values"),),
         effort="thorough",  # until a run of benchmarks/small_programs.py shows that the others' searches gain by it
+        # Loops over complex numbers stay in registers (`benchmarks/small_programs.py --programs complex_loop`).
+        standard_with=(Trait.REPEATS,),
+        quick_with=(Trait.COMPLEX,),
         # A policy of three layers takes 3 s, most of it PyTorch's export, where Inductor takes 10 s.
         compile_factor=0.3,
         realized_by="torchwise.compile.programs:compile",

@@ -149,6 +149,12 @@ inline float cos_of(float x) {
 inline bool is_wide(float x) { return __builtin_fabsf(x) > WIDEST_ANGLE; }  // infinity, too
 inline bool is_wide(double) { return false; }
 
+inline float hypot_of(float x, float y) {  // squares of floats neither overflow nor vanish as doubles
+  float length = (float)__builtin_sqrt((double)x * x + (double)y * y), most = __builtin_huge_valf();
+  return __builtin_fabsf(x) == most || __builtin_fabsf(y) == most ? most : length;
+}
+
+inline double hypot_of(double x, double y) { return std::hypot(x, y); }
 inline double exp_of(double x) { return std::exp(x); }
 inline double expm1_of(double x) { return std::expm1(x); }
 inline double tanh_of(double x) { return std::tanh(x); }
