@@ -306,6 +306,22 @@ def test_a_part_that_is_taken_early_sees_what_is_written_later() -> None:
     check(fills, torch.randn(6, 4))
 
 
+@pytest.mark.parametrize("view", [lambda c: c[:, None], lambda c: c[:], lambda c: c[..., None, :], lambda c: c[None]])
+def test_layers_that_write_to_caches_of_their_own_are_one_body(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """As in a step of decoding: a view of the whole cache stays in the body that writes to it."""
+
+    def decode(x: torch.Tensor, place: torch.Tensor, *caches: torch.Tensor) -> torch.Tensor:
+        for cache in caches:
+            cache.index_copy_(0, place, x[None])
+            x = (x + view(cache).sin().reshape(5, 4).mean(0)).tanh()
+        return x
+
+    caches = [torch.randn(5, 4) for _ in range(6)]
+    sizes, backend = check(decode, torch.randn(4), torch.tensor([2]), *caches)
+    assert backend.rolled == 1
+    assert max(sizes) < 16, "one layer"
+
+
 def test_values_of_every_step_that_are_used_later_are_outputs() -> None:
     def history(x: torch.Tensor) -> torch.Tensor:
         found = []

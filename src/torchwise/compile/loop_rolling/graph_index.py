@@ -255,14 +255,18 @@ _METHODS = ("select", "narrow")
 
 
 def hoist_views(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return the same graph with each part taken right after its whole, and without counts of usage."""
+    """Return the same graph with each part taken right after its whole, and without counts of usage.
+
+    A view of the whole, such as `x[:, None]`, is the same in each step. It stays in its place, as a step that writes to
+    its memory has both then.
+    """
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     for node in [node for node in graph.nodes if dispatch.logs_usage(node.target)]:
         graph.erase_node(node)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     last: dict[Node, Node] = {}  # maps a whole to the node after which its next part is taken
-    for node in [node for node in graph.nodes if _is_view(node)]:
+    for node in [node for node in graph.nodes if _takes_part(node)]:
         whole = node.args[0]
         before = last.get(whole) or (inputs[-1] if whole.op == "placeholder" else whole)
         before.append(node)
@@ -270,9 +274,18 @@ def hoist_views(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return torch.fx.GraphModule(module, graph)
 
 
-def _is_view(node: Node) -> bool:
+def _takes_part(node: Node) -> bool:
     known = node.target in (_FUNCTIONS if node.op == "call_function" else _METHODS if node.op == "call_method" else ())
-    return known and not node.kwargs and isinstance(node.args[0], Node) and all(map(_is_fixed, node.args[1:]))
+    if not known or node.kwargs or not isinstance(node.args[0], Node) or not all(map(_is_fixed, node.args[1:])):
+        return False
+    return node.target is not operator.getitem or not _is_whole(node.args[1])
+
+
+def _is_whole(index: Any) -> bool:
+    """Whether an index takes everything, with further dimensions at most."""
+    if isinstance(index, tuple):
+        return all(map(_is_whole, index))
+    return index is None or index is Ellipsis or index == slice(None)
 
 
 def _is_fixed(index: Any) -> bool:
