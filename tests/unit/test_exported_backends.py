@@ -612,3 +612,16 @@ def test_tensorrt_is_called_in_the_models_own_precision(monkeypatch: pytest.Monk
     assert answer.is_contiguous()
     with pytest.raises(UnsupportedError, match="TensorRT needs all inputs on an NVIDIA GPU, but one is on cpu"):
         tensorrt._compile_program("a program", [torch.ones(1)], [])  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_exporting_warns_of_nothing_that_is_pytorch_s_own() -> None:
+    """A user of a plan can make nothing of it. Where warnings are errors, the plan would fail."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
+    compiler = Interpreter()
+
+    def compile_program(program: torch.export.ExportedProgram, inputs: Any, outputs: Any) -> Any:
+        return compiler(program.run_decompositions(), inputs, outputs)  # which copies what PyTorch warns of
+
+    check_same(compile_by(model, compile_program), model, torch.randn(2, 4))
+    assert compiler.programs

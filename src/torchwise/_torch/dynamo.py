@@ -6,7 +6,8 @@ import contextlib
 import importlib
 import logging
 import types
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -192,10 +193,18 @@ def trace_context(fake_mode: Any) -> AbstractContextManager[Any]:
     return context
 
 
-def leave_trace() -> AbstractContextManager[Any]:
-    """Return a context outside of Dynamo's compilation, in which another one may begin."""
-    context: AbstractContextManager[Any] = TRACING.get()(None)
-    return context
+@contextlib.contextmanager
+def while_exporting() -> Iterator[None]:
+    """Leave Dynamo's compilation to export a graph: without gradients, and PyTorch's warnings about its own code.
+
+    Exporting warns of a deprecated check in PyTorch (2.13), of which a user of a plan can make nothing. Where warnings
+    are errors, the plan would fail.
+    """
+    import torch
+
+    with TRACING.get()(None), torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec", FutureWarning)
+        yield
 
 
 def output_strides() -> list[Any] | None:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
-
 from torchwise._torch.private_name import PrivateName
 
 CONFIG = PrivateName("torch._inductor", "config")
@@ -81,6 +79,8 @@ def patch_config(settings: dict[str, Any]) -> AbstractContextManager[None]:
 @contextlib.contextmanager
 def tag_caches(tag: str) -> Iterator[None]:
     """Keep code that is compiled meanwhile apart in all caches of compiled code, by a tag beside the user's own."""
+    import torch
+
     config = torch.compiler.config
     own = config.cache_key_tag
     with config.patch(cache_key_tag=f"{own}+{tag}" if own else tag):  # type: ignore[attr-defined]

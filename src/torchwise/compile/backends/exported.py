@@ -102,7 +102,7 @@ class Parts:
         try:
             pure = PureGraph(graph, inputs)
             program = pure.export()
-            with dynamo.leave_trace(), torch.no_grad():
+            with dynamo.while_exporting():
                 conditions = list_conditions(program)
                 compiled = pure.bind(self._compile_program(program, pure.examples, pure.outputs))
                 if added := [one for one in list_conditions(program) if one not in conditions]:

@@ -81,7 +81,7 @@ class PureGraph:
             {dim: torch.export.Dim.DYNAMIC for dim, size in enumerate(value.shape) if varies(size)}
             for value in self._inputs
         ]
-        with dynamo.leave_trace(), torch.no_grad():
+        with dynamo.while_exporting():
             program = torch.export.export(self._module, tuple(self.examples), dynamic_shapes=tuple(shapes))
         for problem in _find_problems(program, allows_random=allows_random, allows_complex=allows_complex):
             raise UnsupportedError(problem)

@@ -90,7 +90,7 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callabl
         raise UnsupportedError("gradients are enabled, and regions have none: use torch.no_grad()")
     pure = PureGraph(graph, inputs)
     program = pure.export(allows_random=True, allows_complex=True)
-    with dynamo.leave_trace(), torch.no_grad():
+    with dynamo.while_exporting():
         program = program.run_decompositions(torch.export.default_decompositions())
         module = pure.inline(program)
         parts = split_complex(module)
