@@ -78,7 +78,7 @@ class Clock:
 
 
 class Results:
-    """What was measured so far, in a file that is written after each run."""
+    """The measurements so far, in a file that is written after each run."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -130,7 +130,7 @@ def describe_machine(options: argparse.Namespace) -> str:
 
 
 def measure(program: str, options: argparse.Namespace, results: Results, clock: Clock) -> None:
-    """Do for a program what is not done yet.
+    """Do the rest of the work for a program.
 
     Raises:
         OutOfTimeError: not all of it.

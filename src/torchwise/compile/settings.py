@@ -30,7 +30,7 @@ from torchwise.plan import Plan, Stage
 
 
 class SharedContext:
-    """A context around calls that changes what the process shares: only the first of overlapping calls enters it.
+    """A context around calls that sets something in the whole process. Only the first of overlapping calls enters it.
 
     Args:
         make: makes the context, such as a function decorated by `contextlib.contextmanager`.

@@ -17,7 +17,7 @@ def split_complex(module: torch.fx.GraphModule) -> Rewriting | None:
     """Return a graph of operators with two real numbers for each complex one, or None if it has no complex ones.
 
     Raises:
-        UnsupportedError: none of its complex operators can be rewritten, or this torch lacks what that needs.
+        UnsupportedError: none of its complex operators can be rewritten, or this torch lacks a private name for it.
     """
     values = [node.meta.get("val") for node in module.graph.nodes]
     if not any(isinstance(value, torch.Tensor) and value.is_complex() for value in values):

@@ -5,8 +5,8 @@ first call of each size, and keeps the fastest.
 
 PyTorch has fused attention by FlashAttention (https://arxiv.org/abs/2307.08691), by cuDNN, by the memory-efficient
 kernel of xFormers, and as separate products. It takes the first, in a fixed order, that can answer a call. Which one is
-the fastest depends on the GPU, the sizes and the mask. Here another one comes first. What it cannot answer is left to
-the others.
+the fastest depends on the GPU, the sizes and the mask. Here another one comes first, and leaves
+to the others the calls that it does not take.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ def time_convolutions() -> Iterator[None]:
 
 
 def put_flash_first() -> AbstractContextManager[Any]:
-    """Have FlashAttention answer what it can."""
+    """Ask FlashAttention first."""
     return _put_first(SDPBackend.FLASH_ATTENTION)
 
 
 def put_cudnn_first() -> AbstractContextManager[Any]:
-    """Have cuDNN's attention answer what it can."""
+    """Ask cuDNN's attention first."""
     return _put_first(SDPBackend.CUDNN_ATTENTION)
 
 
 def put_efficient_first() -> AbstractContextManager[Any]:
-    """Have memory-efficient attention answer what it can."""
+    """Ask memory-efficient attention first."""
     return _put_first(SDPBackend.EFFICIENT_ATTENTION)
 
 

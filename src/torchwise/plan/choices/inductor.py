@@ -123,6 +123,37 @@ register(
         # That was before each kernel waited first (`compile/inductor_patches.py`), which can only take from the gain.
         min_remaining_fraction=0.7,
     ),
+    # What these four gain was not measured: thorough searches do, each on its own model.
+    triton_option(
+        ("use_fast_math", True),
+        numerics=Numerics.LOWER_PRECISION,
+        summary="divisions, roots, exponentials and the like are quick approximations of the GPU",
+        effort="thorough",
+        min_remaining_fraction=0.5,
+    ),
+    triton_option(
+        ("triton.cooperative_reductions", True),
+        summary="several blocks of threads share one long reduction, where there are few rows",
+        effort="thorough",
+        min_remaining_fraction=0.5,
+    ),
+    triton_option(
+        ("b2b_gemm_pass", True),
+        summary="two matrix products in a row are one kernel, whose result in between is not written to memory",
+        required_traits=(Trait.GEMM,),
+        effort="thorough",
+        compile_factor=2.0,
+        target_cost="gemm",
+        min_remaining_fraction=0.3,
+    ),
+    triton_option(
+        ("conv_1x1_as_mm", True),
+        summary="convolutions of one point are matrix products",
+        required_traits=(Trait.CONV,),
+        effort="thorough",
+        target_cost="conv",
+        min_remaining_fraction=0.3,
+    ),
     inductor_option(
         ("cpp_wrapper", True),
         complexity=1,
