@@ -87,7 +87,7 @@ def test_what_is_not_said_is_as_documented(asked: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--plan", "fastest"), "plan is 'fastest', but must be eager, a mode of torch.compile"),
+        (("--plan", "fastest"), "plan is 'fastest', but must be a plan's words"),
         (("--batches", "1,two"), "batch size is 'two', but must be a whole number"),
         (("--batches", "0"), "batch size is 0, but must be"),
         (("--json", "/nowhere/at/all.json"), "there is no folder /nowhere/at"),

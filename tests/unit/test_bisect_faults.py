@@ -175,7 +175,7 @@ def run(*arguments: str) -> tuple[int, str]:
         ((f"{FAULTS}:healthy", "--repro", "r.txt"), "must be a .py file"),
         ((f"{FAULTS}:healthy", "--plan", "{}"), "schema"),
         ((f"{FAULTS}:healthy", "--plan", '{"schema":"torchwise.plan/1"}'), "the plan is eager, so there is nothing"),
-        ((f"{FAULTS}:healthy", "--plan", "odd"), "must be eager, a mode of torch.compile"),
+        ((f"{FAULTS}:healthy", "--plan", "odd"), "must be a plan's words"),
     ],
 )
 def test_bad_input_ends_with_exit_code_2(arguments: tuple[str, ...], message: str) -> None:

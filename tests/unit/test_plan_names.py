@@ -79,7 +79,7 @@ def test_the_plan_of_another_target_is_refused(store: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("fast", "plan is 'fast', but must be eager, a mode"), ("abcdef123456", "no decision in this")]
+    ("name", "said"), [("fast", "plan is 'fast', but must be a plan's words"), ("abcdef123456", "no decision in this")]
 )
 def test_an_unknown_name_is_refused_with_those_that_are_known(store: str, name: str, said: str) -> None:
     with pytest.raises(InputError, match=said):

@@ -171,16 +171,18 @@ def resolve_choice(name: str, targets: Sequence[str], store: str | None) -> Plan
     """Return the plan that `--plan` names, or the decision that chose it: the same in every command.
 
     Args:
-        name: eager, a mode of `torch.compile`, a plan as JSON, the id of a decided plan or its beginning, or a study.
+        name: a plan's words, such as "inductor + freezing", a mode of `torch.compile`, a plan as JSON, the id of a
+            decided plan or its beginning, or a study.
             `latest` is the newest that was decided for one of the targets.
         targets: those that the plan is for. A plan that was decided for another target is refused.
         store: URL or file of the store, or None for the default one.
     """
-    from torchwise.plan import EAGER, Plan
+    from torchwise.plan import Plan
     from torchwise.plan.rules import list_allowed
+    from torchwise.plan.words import is_words, read_words
 
-    if name == "eager":
-        return EAGER
+    if is_words(name):
+        return read_words(name)
     if name in list_allowed("mode"):
         return Plan(backend="inductor", mode=name)
     if name.lstrip().startswith("{"):
@@ -193,9 +195,9 @@ def resolve_choice(name: str, targets: Sequence[str], store: str | None) -> Plan
         decisions = _find_decisions(name, store)
     else:
         raise InputError(
-            f"plan is {name!r}, but must be eager, a mode of torch.compile ({', '.join(list_allowed('mode'))}), a plan "
-            f"as JSON, the id of a decided plan or its first {MIN_ID} digits, or a study: its number, latest or .json "
-            "file"
+            f"plan is {name!r}, but must be a plan's words, such as eager or 'inductor + freezing', a mode of "
+            f"torch.compile ({', '.join(list_allowed('mode'))}), a plan as JSON, the id of a decided plan or its first "
+            f"{MIN_ID} digits, or a study: its number, latest or .json file"
         )
     named = set(map(_with_size, targets))  # `bench` names the size of a workload of the zoo, which others may leave out
     own = [decision for decision in decisions if _with_size(decision.workload.target) in named]
@@ -205,7 +207,7 @@ def resolve_choice(name: str, targets: Sequence[str], store: str | None) -> Plan
         other = decisions[0].workload.target
         raise InputError(
             f"plan is {name!r}, which was decided for {other}, but must be of {' or '.join(targets)}: "
-            "torchwise plans list shows the studies of each target. A plan as JSON is for any target"
+            "torchwise plans list shows the studies of each target. A plan in words or JSON is for any target"
         )
     if len(plans) > 1:
         raise InputError(f"plan is {name!r}, but must be the beginning of one id: {', '.join(p.id for p in plans)}")

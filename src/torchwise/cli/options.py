@@ -156,7 +156,10 @@ CompileTimeout = Annotated[
 FullGraph = Annotated[
     bool, typer.Option("--fullgraph", help="Fail if PyTorch cannot capture the model as one graph, and say where.")
 ]
-PLAN_HELP = "eager, a mode of torch.compile, a plan as JSON, the id of a decided plan, or a study's number or latest."
+PLAN_HELP = (
+    "A plan's words, such as 'inductor + freezing', a mode of torch.compile, a plan as JSON, the id of a decided plan, "
+    "or a study's number or latest."
+)
 TryPlans = Annotated[
     list[str] | None,
     typer.Option(metavar="PLAN", help=f"Plan to try instead of searching: {PLAN_HELP} May be repeated."),

@@ -108,8 +108,8 @@ def analyze(
         args: example arguments, a tuple (or one tensor). For a `TrainStep`, a batch `(inputs, *targets)`.
         kwargs: example keyword arguments.
         examples: several example inputs with weights, in place of `args`.
-        plan: a plan or a decision, "eager", a mode of `torch.compile` such as "max-autotune", a plan as JSON, or the id
-            of a decided plan. The default is plain `torch.compile`.
+        plan: a plan or a decision, a plan's words, such as "eager" or "inductor + freezing", a mode of `torch.compile`,
+            a plan as JSON, or the id of a decided plan. The default is plain `torch.compile`.
         calls: expected calls over the lifetime of the deployment, from which the savings are calculated.
         restarts: process starts over that lifetime.
         effort: "quick", "standard" or "thorough".

@@ -7,8 +7,9 @@ from typing import Any
 
 from torchwise.environment import default_device
 from torchwise.errors import InputError
-from torchwise.plan import EAGER, Plan
+from torchwise.plan import Plan
 from torchwise.plan.rules import list_allowed
+from torchwise.plan.words import is_words, read_words
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Decision
 from torchwise.workload import Workload
@@ -48,8 +49,9 @@ def choice_of(plan: Plan | Decision | str | None, store: str | None = None) -> P
     """Return the plan that the user means, or the decision that chose it, if one did.
 
     Args:
-        plan: a plan, a decision, "eager", a mode of `torch.compile`, a plan as JSON, or the id of a plan that a
-            decision in the store chose. None stands for the default of `torch.compile`.
+        plan: a plan, a decision, a plan's words, such as "eager" or "inductor + freezing", a mode of `torch.compile`, a
+            plan as JSON, or the id of a plan that a decision in the store chose. None stands for the default of
+            `torch.compile`.
         store: URL or file of the store, by default in the user's data directory.
     """
     if plan is None:
@@ -58,15 +60,16 @@ def choice_of(plan: Plan | Decision | str | None, store: str | None = None) -> P
         return plan
     if plan in list_allowed("mode"):
         return Plan(backend="inductor", mode=plan)
-    if plan == "eager":
-        return EAGER
+    if is_words(plan):
+        return read_words(plan)
     if plan.lstrip().startswith("{"):
         return Plan.from_json(plan)
     if is_id(plan):
         return _find_decision(plan, store)
     raise InputError(
-        f"plan is {plan!r}, but must be eager, a mode of torch.compile ({', '.join(list_allowed('mode'))}), a plan as "
-        "JSON, or the id of a decided plan (12 hex digits)"
+        f"plan is {plan!r}, but must be a plan's words, such as eager or 'inductor + freezing', a mode of "
+        f"torch.compile ({', '.join(list_allowed('mode'))}), a plan as JSON, or the id of a decided plan (12 "
+        "hex digits)"
     )
 
 
