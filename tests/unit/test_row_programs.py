@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -299,3 +300,33 @@ def test_a_check_of_errors_runs_beside_regions_with_all_of_its_arguments() -> No
     torch.testing.assert_close(compiled(x), call(x), rtol=1e-3, atol=1e-4)
     with pytest.raises(torch.linalg.LinAlgError, match="singular"):
         compiled(torch.ones(40, 40))
+
+
+def test_a_long_loop_is_shared_among_threads_and_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources: list[str] = []
+    load = row_programs.load_module
+    monkeypatch.setattr(row_programs, "load_module", lambda source: sources.append(source) or load(source))
+
+    def call(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for _ in range(6):
+            x = (x * y + 1).sin() * 0.5
+        return x
+
+    short = torch.randn(100), torch.randn(100)
+    torch.testing.assert_close(compile_call(call, *short)(*short), call(*short))
+    assert "parallel" not in sources[-1]
+    for y in (torch.randn(300_000), torch.randn(3000, 100).t().reshape(300_000), torch.randn(1)):
+        given = torch.randn(300_000), y
+        compiled = compile_call(call, *given)
+        torch.testing.assert_close(compiled(*given), call(*given))
+    assert "parallel for simd reduction(| : flag)" in sources[-1]
+    wide = given[0] * 1e12, y  # whose angles are left to PyTorch, by any thread that sees one
+    torch.testing.assert_close(compiled(*wide), call(*wide))
+    turned = torch.randn(500, 600).t()
+    torch.testing.assert_close(compile_call(call, turned, y)(turned, y), call(turned, y))
+
+
+def test_threads_of_a_long_loop_are_as_many_as_the_program_says() -> None:
+    """One library has all threads: the numbers that PyTorch is told hold for regions, too."""
+    maps = Path("/proc/self/maps").read_text()
+    assert len({line.split()[-1] for line in maps.splitlines() if "gomp" in line}) == 1

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tempfile
 from functools import cache
@@ -27,7 +28,7 @@ _VECTORS = {
 }
 """Options for the instructions that PyTorch itself found this processor to have."""
 _OPTIONS = (
-    *("-shared", "-fPIC", "-std=c++17", "-O3", "-w", "-fopenmp-simd", "-fwrapv"),
+    *("-shared", "-fPIC", "-std=c++17", "-O3", "-w", "-fwrapv"),
     # Sums stay in the order in which they are written, and NaN and infinity are as in PyTorch.
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
 )
@@ -40,7 +41,8 @@ def load_module(source: str) -> Any:
         UnsupportedError: there is no compiler, or it refuses the text.
     """
     compiler = _find_compiler()
-    options = [*_OPTIONS, *_VECTORS.get(torch.backends.cpu.get_cpu_capability(), ())]
+    threads = "-fopenmp" if _shares_threads(compiler[1]) else "-fopenmp-simd"
+    options = [*_OPTIONS, threads, *_VECTORS.get(torch.backends.cpu.get_cpu_capability(), ())]
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     key = hashlib.sha256("\0".join((source, _hash_headers(), *options, *compiler, torch.__version__)).encode())
     folder = Path(inductor.CACHE_DIR.get("row programs")()) / NAME
@@ -75,6 +77,16 @@ def _find_compiler() -> tuple[str, str]:
         raise UnsupportedError("row programs need a C++ compiler: install g++, or name one in CXX")
     version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
     return found, version.stdout.partition("\n")[0]
+
+
+@cache
+def _shares_threads(version: str) -> bool:
+    """Whether code of this compiler would compute on PyTorch's threads: both use GCC's library, which is loaded once.
+
+    With another library a program would have two sets of threads, and its number of threads would not hold for one.
+    """
+    own = Path(torch.__file__).parent / "lib" / "libgomp.so.1"
+    return sys.platform == "linux" and own.exists() and "clang" not in version.lower()
 
 
 @cache

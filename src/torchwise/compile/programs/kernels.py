@@ -10,6 +10,9 @@ import torch
 
 from torchwise.compile.programs.values import C_TYPES, Buffer, Shape, View
 
+SHARED_WORK = 1 << 21
+"""Operations above which a loop is shared among PyTorch's threads: some 100 microseconds, and waking them takes 10."""
+
 
 @dataclass
 class Loop:
@@ -86,8 +89,10 @@ class Loop:
         )
         lines = [f"static __attribute__((noinline)) int {name}({parameters}) {{", "  int flag = 0;"]
         for dim, size in enumerate(sizes):
-            if dim == len(sizes) - 1:
-                lines.append(f"#pragma omp simd{' reduction(| : flag)' if self.uses_flag else ''}")
+            words = ["parallel for"] if dim == 0 and self.work > SHARED_WORK and size > 1 else []
+            words += ["simd"] if dim == len(sizes) - 1 else []
+            if words:
+                lines.append(f"#pragma omp {' '.join(words)}{' reduction(| : flag)' if self.uses_flag else ''}")
             lines.append(f"  for (int64_t i{dim} = 0; i{dim} < {size}; ++i{dim}) {{")
         lines += [*(f"    {line}" for line in body), "  " + "}" * len(sizes), "  return flag;", "}"]
         return "\n".join(lines), f"{name}({', '.join(one.name for one in buffers)})"
