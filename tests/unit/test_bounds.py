@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
+from torchwise._torch.dispatch import PUSH_MODE
 from torchwise.plan import Plan
 from torchwise.records import CheckName, Outcome
 from torchwise.trial import loading
@@ -216,6 +219,50 @@ def test_a_model_s_own_compiled_code_stays_compiled_behind_every_look_at_its_ope
     assert not ran, "the operators were seen one by one"
     double(X)
     assert len(ran) == 1
+
+
+def test_threads_that_look_at_operators_at_once_leave_the_compiler_as_it_was() -> None:
+    ran: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        return lambda *given: (ran.append(graph), graph.forward(*given))[1]
+
+    double = torch.compile(lambda x: x * 2, backend=backend)
+    one_is_in, both_are_in, one_is_out = (threading.Event() for _ in range(3))
+
+    def leave_first() -> None:
+        with MatchedNoise():
+            one_is_in.set()
+            assert both_are_in.wait(60)
+        one_is_out.set()
+
+    def leave_last() -> None:
+        assert one_is_in.wait(60)
+        with RefuseOutOfBounds():
+            both_are_in.set()
+            assert one_is_out.wait(60)
+            double(X)
+            assert not ran, "the first one to leave had the code run compiled under the other's mode"
+
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(leave_first), threads.submit(leave_last)]:
+            done.result(120)
+    double(X)
+    assert len(ran) == 1
+
+
+def test_an_interrupt_on_the_way_into_a_mode_leaves_the_compiler_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_mode: object) -> None:
+        raise KeyboardInterrupt
+
+    stances: list[str] = []
+    compiled = torch.compile(lambda x: x + 1, backend=lambda graph, _inputs: (stances.append("asked"), graph)[1])
+    with monkeypatch.context() as patch:
+        patch.setattr(PUSH_MODE.module + "." + PUSH_MODE.attribute, interrupt)
+        with pytest.raises(KeyboardInterrupt), RefuseOutOfBounds():
+            pass
+    compiled(X)
+    assert stances == ["asked"]
 
 
 def test_what_cannot_be_looked_at_runs_as_it_is() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from typing import Any, Self
 
 import torch
@@ -13,28 +15,6 @@ from torchwise._torch.private_name import PrivateName
 from torchwise.errors import UnsupportedError
 
 __all__ = ["EagerMode", "OpOverload", "TorchDispatchMode"]
-
-
-class EagerMode(TorchDispatchMode):
-    """Sees all operators of a program, also those of code that it compiles, which runs in eager meanwhile.
-
-    Dynamo compiles no code under a mode, and afterwards never again. It is not asked under this one.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._stances: list[Any] = []
-
-    def __enter__(self) -> Self:
-        """Begin to see operators."""
-        self._stances.append(torch.compiler.set_stance("force_eager"))
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Have code that the program compiles run compiled again."""
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._stances.pop().__exit__(*error)
 
 
 OpOverload = torch._ops.OpOverload
@@ -79,6 +59,60 @@ EMPTY_STRIDED = PrivateName("torch._C._dynamo.guards", "_empty_strided_cuda")
 """Allocates a tensor on the current device in a third of the time of `torch.empty_like`, as Inductor's code does."""
 
 _forward_ad, _innermost = torch.autograd.forward_ad, TRANSFORMS.get()
+
+
+class _EagerStance:
+    """Has the code that a program compiles run in eager, for as long as any thread is under an `EagerMode`.
+
+    PyTorch keeps the stance for the whole process, so the last one puts back what was before the first one. Threads
+    that each put back what they found would leave that of another one.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._count = threading.Lock(), 0
+        self._set: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._count:
+                self._set = torch.compiler.set_stance("force_eager")
+            self._count += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._count -= 1
+            if not self._count:
+                self._set.__exit__(*error)
+
+
+_EAGER_STANCE = _EagerStance()
+
+
+class EagerMode(TorchDispatchMode):
+    """Sees all operators of a program, also those of code that it compiles, which runs in eager meanwhile.
+
+    Dynamo compiles no code under a mode, and afterwards never again. It is not asked under this one. So this one is
+    only pushed on the stack of its thread, and other threads are not told of it (as by `TorchDispatchMode.__enter__`):
+    PyTorch would go on telling them if two threads left in another order than they came.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._entered: list[contextlib.ExitStack] = []
+
+    def __enter__(self) -> Self:
+        """Begin to see operators."""
+        push, pop = PUSH_MODE.get("a look at operators"), POP_MODE.get("a look at operators")
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_EAGER_STANCE)
+            push(self)
+            stack.callback(pop)
+            self._entered.append(stack.pop_all())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Have code that the program compiles run compiled again."""
+        self._entered.pop().close()
 
 
 def is_transforming() -> bool:
