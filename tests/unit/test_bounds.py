@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -60,15 +62,42 @@ CALLS: dict[str, tuple[Callable[[Any], object], Any, Any]] = {
     "multinomial": (lambda p: torch.multinomial(p, 1), SHARES, torch.zeros(2)),
     "multinomial, negative": (lambda p: torch.multinomial(p, 1), SHARES, -SHARES),
     "bernoulli": (lambda p: torch.bernoulli(p), SHARES, SHARES + 1),
+    "embedding, renormed": (
+        lambda i: torch.nn.functional.embedding(i, X.clone(), max_norm=1.0),
+        at(2),
+        at(3),
+    ),
+    "embedding_bag, offsets": (lambda i: torch.nn.functional.embedding_bag(at(0, 1), X, i), at(0, 2), at(0, 3)),
+    "embedding_bag, disorder": (lambda i: torch.nn.functional.embedding_bag(at(0, 1), X, i), at(0, 1, 1), at(0, 1, 0)),
+    "poisson": (lambda p: torch.poisson(p), SHARES, -SHARES),
+    "poisson, unknown": (lambda p: torch.poisson(p), SHARES, SHARES * math.nan),
+    "repeat_interleave": (lambda n: X.repeat_interleave(n, 0), at(0, 2, 1), at(0, -1, 1)),
+    "repeat_interleave, size": (lambda n: X.repeat_interleave(n, 0, output_size=3), at(0, 2, 1), at(0, 1, 1)),
+    "multi_margin_loss, ignored": (lambda i: torch.nn.functional.multi_margin_loss(X, i), at(0, 3, 1), at(0, -100, 1)),
+    "multilabel": (lambda i: torch.nn.functional.multilabel_margin_loss(X[0], i), at(3, 0, -1, -1), at(4, 0, -1, -1)),
+    "max_unpool": (lambda i: torch.nn.functional.max_unpool1d(X[:1, :2], i[None], 2), at(1, 3), at(1, 4)),
+    "max_unpool3d": (
+        lambda i: torch.nn.functional.max_unpool3d(X[None, None, :1, :1, None], i.view(1, 1, 1, 1, 1), 2),
+        at(7),
+        at(8),
+    ),
+    "binary_cross_entropy, target": (
+        lambda p: torch.nn.functional.binary_cross_entropy(SHARES, p),
+        SHARES,
+        SHARES + 1,
+    ),
     "binary_cross_entropy": (lambda p: torch.nn.functional.binary_cross_entropy(p, SHARES), SHARES, SHARES + 1),
     "assert": (lambda c: torch._assert_async(c), torch.tensor(True), torch.tensor(False)),
 }
 
 
+@pytest.mark.parametrize("mode", [nullcontext, torch.inference_mode])
 @pytest.mark.parametrize("name", CALLS)
-def test_an_operator_runs_within_bounds_and_not_beyond(name: str) -> None:
+def test_an_operator_runs_within_bounds_and_not_beyond(
+    name: str, mode: Callable[[], AbstractContextManager[Any]]
+) -> None:
     call, inside, outside = CALLS[name]
-    with RefuseOutOfBounds():
+    with mode(), RefuseOutOfBounds():
         call(inside)
         with pytest.raises(OutOfBoundsError, match="was given values outside of"):
             call(outside)

@@ -7,12 +7,13 @@ and so are made-up inputs that a model does not take.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-from torchwise._torch.dispatch import EagerMode
+from torchwise._torch.dispatch import EagerMode, OpOverload
 from torchwise.workload.module_state import kept_state, preserve_generators
 from torchwise.workload.workload import Example
 
@@ -46,7 +47,14 @@ def _find_size(given: Arguments) -> int:
 
 
 def _in_table(given: Arguments) -> Iterator[Bound]:
-    yield Bound(given["indices"], 0, given["weight"].shape[0] - 1)
+    yield Bound(given["indices"], 0, given["weight" if "weight" in given else "self"].shape[0] - 1)
+
+
+def _in_bags(given: Arguments) -> Iterator[Bound]:
+    """Yield the bounds of bags, each of which begins where the one before it ends."""
+    yield from _in_table(given)
+    yield Bound(given["offsets"], 0, given["indices"].numel())
+    yield Bound(given["offsets"].diff(), 0, math.inf)
 
 
 def _in_all(given: Arguments) -> Iterator[Bound]:
@@ -70,14 +78,34 @@ def _at_places(given: Arguments) -> Iterator[Bound]:
 def _of_classes(given: Arguments) -> Iterator[Bound]:
     target, scores = given["target"], given["self"]
     classes = scores.shape[1 if scores.dim() > 1 else 0]
-    yield Bound(target[target != given.get("ignore_index", -100)], 0, classes - 1)
+    yield Bound(target if (ignored := given.get("ignore_index")) is None else target[target != ignored], 0, classes - 1)
 
 
-def _share(name: str) -> Callable[[Arguments], Iterator[Bound]]:
+def _of_several_classes(given: Arguments) -> Iterator[Bound]:
+    yield Bound(given["target"], -1, given["self"].shape[-1] - 1)
+
+
+def _in_output(given: Arguments) -> Iterator[Bound]:
+    yield Bound(given["indices"], 0, math.prod(given["output_size"]) - 1)
+
+
+def _times(given: Arguments) -> Iterator[Bound]:
+    """Yield the bounds of how often each element is repeated, and of the sum, if a caller says what it is."""
+    repeats, size = given["repeats"], given.get("output_size")
+    yield Bound(repeats, 0, math.inf)
+    if size is not None:
+        yield Bound(repeats.sum(), size, size)
+
+
+def _share(*names: str) -> Callable[[Arguments], Iterator[Bound]]:
     def find(given: Arguments) -> Iterator[Bound]:
-        yield Bound(given[name], 0.0, 1.0)
+        yield from (Bound(given[name], 0.0, 1.0) for name in names)
 
     return find
+
+
+def _rate(given: Arguments) -> Iterator[Bound]:
+    yield Bound(given["self"], 0.0, math.inf)
 
 
 def _weights(given: Arguments) -> Iterator[Bound]:
@@ -98,20 +126,26 @@ BOUNDS: dict[str, Callable[[Arguments], Iterator[Bound]]] = {
     **dict.fromkeys(("index_select", "index_copy", "index_add", "index_reduce"), _along_dim),
     "index_fill": _along_dim_from_both_ends,
     **dict.fromkeys(("gather", "scatter", "scatter_add", "scatter_reduce"), _along_dim),
-    **dict.fromkeys(("embedding", "_embedding_bag", "_embedding_bag_forward_only"), _in_table),
+    **dict.fromkeys(("embedding", "embedding_renorm"), _in_table),
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _in_bags),
     **dict.fromkeys(("index", "index_put", "_unsafe_index", "_unsafe_index_put", "_index_put_impl"), _at_places),
     **dict.fromkeys(("take", "put"), _in_all),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss"), _of_classes),
+    "multilabel_margin_loss_forward": _of_several_classes,
+    **dict.fromkeys(("max_unpool2d", "max_unpool3d"), _in_output),
+    "repeat_interleave.Tensor": _times,
     **dict.fromkeys(("bernoulli.", "bernoulli.out"), _share("self")),
     "bernoulli.Tensor": _share("p"),
-    "binary_cross_entropy": _share("self"),
+    "binary_cross_entropy": _share("self", "target"),
+    "poisson": _rate,
     "multinomial": _weights,
     "masked_scatter": _as_many,
-    "_assert_async": _asserted,
+    **dict.fromkeys(("_assert_async", "_functional_assert_async"), _asserted),
 }
 """What bounds an operator's values, by its name in `aten` without the underscore of its form in place.
 
-Operators that are rare in models are not here: pooling that is undone, and losses of several labels a sample.
+Some kernels of a GPU check nothing, and read or write outside of their tensors. Those that are rare in models are not
+here: attention over packed sequences, and alignments (CTC).
 """
 
 
@@ -131,10 +165,19 @@ class RefuseOutOfBounds(EagerMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at the arguments of an operator, and run it."""
         kwargs = kwargs or {}
+        if (within := self._decompose(func, args, kwargs)) is not NotImplemented:
+            return within
         if broken := _find_broken_bound(func, args, kwargs):
             self.has_refused = True
             raise OutOfBoundsError(f"{func} was given values outside of {broken.low:g} to {broken.high:g}")
         return func(*args, **kwargs)
+
+    def _decompose(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run the operators within a composite operator, which inference mode would pass on as a whole."""
+        if not torch.is_inference_mode_enabled() or not isinstance(func, OpOverload):
+            return NotImplemented
+        with self:
+            return func.decompose(*args, **kwargs)
 
 
 def _find_broken_bound(func: Any, args: Any, kwargs: Any) -> Bound | None:
