@@ -250,6 +250,26 @@ def test_a_model_s_own_compiled_code_stays_compiled_behind_every_look_at_its_ope
     assert len(ran) == 1
 
 
+@pytest.mark.parametrize("asserts", [True, False])
+@pytest.mark.parametrize("then", ["read", "draw", "compare"])
+def test_values_that_moved_roundings_put_out_of_bounds_end_no_process(
+    then: str, asserts: bool, request: pytest.FixtureRequest
+) -> None:
+    """On the CPU the operator itself raises."""
+    if asserts:
+        request.getfixturevalue("asserting")
+    steps: dict[str, Callable[[torch.Tensor], object]] = {
+        "read": lambda x: X[(x * 3).long(), 0],
+        "draw": torch.bernoulli,
+        "compare": lambda x: torch.nn.functional.binary_cross_entropy(x, torch.ones_like(x)),
+    }
+    step, almost_all = steps[then], torch.full((1000,), 0.999999)
+    step(almost_all * 0.9999999)
+    with PerturbRounding(128.0), pytest.raises((IndexError, RuntimeError)) as found:
+        step(almost_all * 0.9999999)
+    assert (found.type is OutOfBoundsError) is asserts
+
+
 def test_threads_that_look_at_operators_at_once_leave_the_compiler_as_it_was() -> None:
     ran: list[torch.fx.GraphModule] = []
 

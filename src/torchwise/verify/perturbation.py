@@ -15,6 +15,7 @@ import torch
 
 from torchwise._torch.dispatch import EagerMode, OpOverload
 from torchwise._torch.pytree import tree_leaves, tree_map_only
+from torchwise.workload import bounds
 
 _EXACT = """
 abs absolute alias amax amin aminmax angle arange argmax argmin argsort as assert bernoulli bucketize cat cauchy ceil
@@ -61,8 +62,10 @@ class PerturbRounding(EagerMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and move the tensors that it returns or writes."""
         kwargs = kwargs or {}
-        if not self._roundings or not isinstance(func, OpOverload) or _is_exact(func):
+        if not self._roundings or not isinstance(func, OpOverload):
             return func(*args, **kwargs)
+        if _is_exact(func):
+            return _call_within_bounds(func, args, kwargs)
         arguments = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
         written = list(_find_written(func, arguments))
         length = 0
@@ -74,7 +77,7 @@ class PerturbRounding(EagerMode):
                 return tensor if id(tensor) in kept else self._perturb_tensor(tensor, func, length)
 
             args, kwargs = tree_map_only(torch.Tensor, perturb_input, (args, kwargs))
-        result = func(*args, **kwargs)
+        result = _call_within_bounds(func, args, kwargs)
         for tensor in written:
             tensor.copy_(self._perturb_tensor(tensor, func, length))
         if any(returned.alias_info is not None for returned in func._schema.returns):
@@ -97,6 +100,17 @@ class PerturbRounding(EagerMode):
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
         return self._generators[device]
+
+
+def _call_within_bounds(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operator on moved values, such as a share of more than 1, which end the process on a GPU.
+
+    Raises:
+        OutOfBoundsError: the operator does not take them.
+    """
+    if bounds.ends_process():
+        bounds.refuse_broken_bound(func, args, kwargs)
+    return func(*args, **kwargs)
 
 
 def _name(func: Any) -> str:

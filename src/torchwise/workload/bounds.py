@@ -167,9 +167,11 @@ class RefuseOutOfBounds(EagerMode):
         kwargs = kwargs or {}
         if (within := self._decompose(func, args, kwargs)) is not NotImplemented:
             return within
-        if broken := _find_broken_bound(func, args, kwargs):
+        try:
+            refuse_broken_bound(func, args, kwargs)
+        except OutOfBoundsError:
             self.has_refused = True
-            raise OutOfBoundsError(f"{func} was given values outside of {broken.low:g} to {broken.high:g}")
+            raise
         return func(*args, **kwargs)
 
     def _decompose(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -178,6 +180,16 @@ class RefuseOutOfBounds(EagerMode):
             return NotImplemented
         with self:
             return func.decompose(*args, **kwargs)
+
+
+def refuse_broken_bound(func: Any, args: Any, kwargs: Any) -> None:
+    """Look at the values that an operator is about to be given.
+
+    Raises:
+        OutOfBoundsError: some are outside of its bounds.
+    """
+    if broken := _find_broken_bound(func, args, kwargs):
+        raise OutOfBoundsError(f"{func} was given values outside of {broken.low:g} to {broken.high:g}")
 
 
 def _find_broken_bound(func: Any, args: Any, kwargs: Any) -> Bound | None:
