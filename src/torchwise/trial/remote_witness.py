@@ -77,7 +77,7 @@ class RemoteWitness:
         except (KeyError, TypeError, ValueError) as error:
             return Testimony(None, error=f"answers in a form that cannot be read ({format_error(error)})")
 
-    def hold(self, first: Example, second: Example) -> str:
+    def hold(self, first: Example, second: Example | None) -> str:
         """Have the candidate keep an answer while other calls are made, and look at all that it kept."""
         told = self._ask("hold", first, second)
         return str(told.get("problem", told.get("lost", "it gives no answer")))

@@ -41,7 +41,7 @@ from torchwise.verify.reference import Reference
 from torchwise.verify.spot_check import OVERWRITTEN
 from torchwise.verify.stochastic import is_stochastic
 from torchwise.verify.verify import EPSILON, SUCCESSIVE
-from torchwise.verify.witness import Question, Testimony, hold_answer, list_kinds, state_of
+from torchwise.verify.witness import Question, Testimony, can_hold_answer, hold_answer, list_kinds, state_of
 from torchwise.workload.bounds import count_calls_within_bounds, ends_process
 from torchwise.workload.module_state import kept_state
 from torchwise.workload.workload import Example
@@ -381,7 +381,9 @@ class _Judge:
         return told.observation
 
     def _check_held_answers(self, first: Case) -> Check:
-        second = first.redraw or first.example
+        other = first.redraw or first.example
+        is_full = self._is_stateful and not can_hold_answer(self._subject.reference, first.example, other)
+        second = None if is_full else other
         if problem := self._witness.hold(first.example, second):
             with kept_state(self._subject.reference):
                 own = self._held.find_change() or hold_answer(self._subject.reference, first.example, second)

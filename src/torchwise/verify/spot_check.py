@@ -108,7 +108,7 @@ def check_retained_outputs(
     If both inputs are alike, values do not show an overwritten output. So memory shared between the answers counts too,
     unless eager's answers also share memory (a model may return a constant).
     """
-    state_of = eager if is_stateful and not _has_room(eager, first, second) else None
+    state_of = eager if is_stateful and not has_room(eager, first, second, second) else None
     try:
         same, shares = _hold(call, first, second, state_of)
     except RuntimeError as error:  # PyTorch's CUDA-graph trees raise on the access itself
@@ -126,11 +126,11 @@ def check_retained_outputs(
     return _make_check(Outcome.PASS, "outputs change as in eager")
 
 
-def _has_room(eager: Callable[..., Any], first: Example, second: Example) -> bool:
-    """Whether a model can answer the calls of `_hold` one after the other."""
+def has_room(eager: Callable[..., Any], *examples: Example) -> bool:
+    """Whether a model can answer some calls one after the other. Its state is restored."""
     try:
         with kept_state(eager), torch.no_grad():
-            copies = [example.clone() for example in (first, second, second)]
+            copies = [example.clone() for example in examples]
             return all(takes_within_bounds(eager, copy.args, copy.kwargs) for copy in copies)
     except Exception:  # a model may raise anything, such as where a cache is full
         return False

@@ -23,7 +23,7 @@ from torchwise.verify.held_outputs import HeldOutputs
 from torchwise.verify.incoming import SUM, make_loss
 from torchwise.verify.leaves import leaves_of
 from torchwise.verify.observe import Observation, name_of_weight, observe
-from torchwise.verify.spot_check import check_retained_outputs, place_of
+from torchwise.verify.spot_check import check_retained_outputs, has_room, place_of
 from torchwise.verify.stochastic import Samples, collect
 from torchwise.verify.surroundings import Surroundings
 from torchwise.workload import pytree
@@ -117,8 +117,11 @@ class Witness(Protocol):
         """Make the calls of a question."""
         ...
 
-    def hold(self, first: Example, second: Example) -> str:
-        """Keep an answer while other calls are made. Return how it, or one of all earlier answers, changed, or ""."""
+    def hold(self, first: Example, second: Example | None) -> str:
+        """Keep an answer while other calls are made. Return how it, or one of all earlier answers, changed, or "".
+
+        If `second` is None, only earlier answers are looked at.
+        """
         ...
 
     def collect_noise(self, question: Question) -> Samples:
@@ -244,7 +247,7 @@ class LocalWitness:
         """List the settings that the candidate changed while it was loaded."""
         return self._import_changes
 
-    def hold(self, first: Example, second: Example) -> str:
+    def hold(self, first: Example, second: Example | None) -> str:
         """Keep an answer while other calls are made. Return how it, or one of all earlier answers, changed, or ""."""
         return hold_answer(self._call, first, second) or self._held.find_change()
 
@@ -270,8 +273,15 @@ def answer_all(call: Callable[..., Any], question: Question, weights: Any) -> An
     return outputs, [torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted, strict=True)]
 
 
-def hold_answer(call: Callable[..., Any], first: Example, second: Example) -> str:
-    """Keep an answer while other calls are made. Return how it changed, or ""."""
+def can_hold_answer(call: Callable[..., Any], first: Example, second: Example) -> bool:
+    """Whether a model that keeps state, such as a cache, can make the calls of `hold_answer` one after the other."""
+    return has_room(call, first, second, first, second, second)
+
+
+def hold_answer(call: Callable[..., Any], first: Example, second: Example | None) -> str:
+    """Keep an answer while other calls are made. Return how it changed, or "". Without a second input it cannot."""
+    if second is None:
+        return ""
     try:
         for example in (first.clone(), second.clone()):  # so that a refusal is not taken for an output that is lost
             with torch.no_grad():

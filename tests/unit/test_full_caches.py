@@ -1,0 +1,78 @@
+"""A model whose cache is soon full is called no further than it goes: on a GPU, the call beyond ends the process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from torchwise.records import CheckName, Outcome
+from torchwise.trial import loading
+from torchwise.verify import pair
+from torchwise.verify.input_cases import cases_of_examples
+from torchwise.verify.pair import judge_pair
+from torchwise.verify.pair_subject import PairSubject
+from torchwise.verify.witness import LocalWitness
+from torchwise.workload import Workload, bounds
+from torchwise.workload.bounds import OutOfBoundsError
+from torchwise.workload.workload import Example
+
+
+class FatalError(BaseException):
+    """Ends a test as an assertion in a CUDA kernel ends a process."""
+
+
+class Cache(torch.nn.Module):
+    """Adds each call's row to a cache, which is full after some calls."""
+
+    def __init__(self, places: int, full: type[BaseException] | None = None) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(places, 4))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.int64))
+        self._full = full
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            self.rows.index_copy_(0, self.place, x)
+        except OutOfBoundsError:
+            raise
+        except IndexError as error:
+            raise (self._full or (FatalError if bounds.ends_process() else IndexError))(str(error)) from None
+        self.place += 1
+        return self.rows.sum(0)
+
+
+@pytest.fixture(params=["raises", "asserts"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Have a call beyond a cache raise an error, as on a CPU, or end the process, as on a GPU."""
+    if request.param == "asserts":
+        for place in (bounds, loading, pair):
+            monkeypatch.setattr(place, "ends_process", lambda: True)
+    return str(request.param)
+
+
+def judge(candidate: torch.nn.Module, places: int) -> Any:
+    reference = Cache(places)
+    cases = cases_of_examples(Workload(reference, (Example((torch.randn(1, 4),)),)), 1)
+    return judge_pair(PairSubject(reference, LocalWitness(candidate), reference), cases[:2]).checks
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("places", [4, 5])
+def test_a_pair_is_judged_where_a_cache_has_no_room_to_hold_an_answer(places: int) -> None:
+    """A candidate may raise another error than the reference where the cache is full."""
+    found = {check.name: check for check in judge(Cache(places, RuntimeError), places)}
+    assert found[CheckName.RETAINED_OUTPUTS].outcome is Outcome.PASS, found
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("places", [4, 9])
+def test_an_answer_that_is_overwritten_is_found_with_and_without_room(places: int) -> None:
+    class Overwriting(Cache):
+        kept = torch.zeros(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.kept.copy_(super().forward(x))
+
+    assert judge(Overwriting(places, RuntimeError), places)[-1].outcome is Outcome.FAIL
