@@ -9,6 +9,7 @@ import torch
 
 from torchwise.records import CheckName, Outcome
 from torchwise.trial import loading
+from torchwise.trial.plain_call import run_plainly
 from torchwise.verify import pair
 from torchwise.verify.input_cases import cases_of_examples
 from torchwise.verify.pair import judge_pair
@@ -50,6 +51,28 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
         for place in (bounds, loading, pair):
             monkeypatch.setattr(place, "ends_process", lambda: True)
     return str(request.param)
+
+
+class Growing(torch.nn.Module):
+    """Keeps all rows, each beside that of its place in a table of few places."""
+
+    def __init__(self, places: int) -> None:
+        super().__init__()
+        self.table = Cache(places)
+        self.register_buffer("rows", torch.zeros(0, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows = torch.cat([self.rows, x])
+        return self.rows.sum() + self.table(x)
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("places", [1, 2, 3])
+def test_the_state_that_a_model_changes_is_found_within_its_cache(places: int) -> None:
+    for model in (Cache(places), Growing(places)):
+        found = run_plainly(Workload(model, (Example((torch.ones(1, 4),)),)), "inference")
+        assert any(path.endswith("rows") for path in found.moves)
+        assert found.grows is isinstance(model, Growing)
 
 
 def judge(candidate: torch.nn.Module, places: int) -> Any:

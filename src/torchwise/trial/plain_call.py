@@ -23,6 +23,7 @@ from torchwise.trial.error_origin import call_plainly, make_baseline_error
 from torchwise.trial.loading import runner
 from torchwise.verify.leaves import leaves_of
 from torchwise.workload import Example, Workload, pytree
+from torchwise.workload.bounds import takes_within_bounds
 from torchwise.workload.identity import describe_example
 from torchwise.workload.module_state import State
 from torchwise.workload.step_state import loss_of
@@ -119,8 +120,10 @@ def _moves_on(
         return {}, False
     second = State.from_call(None if workload.step else call, copy.args, copy.kwargs)
     try:
-        call(*copy.args, **copy.kwargs)
+        is_done = takes_within_bounds(call, copy.args, copy.kwargs)
     except Exception:  # a model may raise anything, and may allow only one call
+        is_done = False
+    if not is_done:
         first.restore()
     else:
         moved, grown = _moves(workload, copy, second), bool(second.find_grown())
@@ -136,10 +139,11 @@ def _still_grows(workload: Workload, call: Callable[..., Any], copy: Example) ->
     A window, such as the last four calls, is full after a few. Calls that fail meanwhile did grow so far.
     """
     try:
-        for _ in range(MAX_WINDOW):
-            call(*copy.args, **copy.kwargs)
+        if not all(takes_within_bounds(call, copy.args, copy.kwargs) for _ in range(MAX_WINDOW)):
+            return True
         before = State.from_call(None if workload.step else call, copy.args, copy.kwargs)
-        call(*copy.args, **copy.kwargs)
+        if not takes_within_bounds(call, copy.args, copy.kwargs):
+            return True
     except Exception:  # a model may raise anything, such as where a cache is full
         return True
     return bool(before.find_grown())
