@@ -28,6 +28,7 @@ from torchwise.verify.spot_check import OVERWRITTEN
 from torchwise.verify.verify import Subject, verify
 from torchwise.workload import Workload, bounds
 from torchwise.workload.bounds import OutOfBoundsError, RefuseOutOfBounds, count_calls_within_bounds
+from torchwise.workload.module_state import Turns
 from torchwise.workload.workload import Example
 
 X = torch.arange(12.0).reshape(3, 4)
@@ -166,8 +167,26 @@ def test_a_model_is_verified_without_a_call_beyond_its_cache(
 @pytest.mark.usefixtures("asserting")
 def test_a_timed_program_starts_over_before_its_cache_is_full() -> None:
     model = Cache(3)
-    go_on = runner(model, Example((torch.ones(1, 4),)), "inference", original=model, goes_on=True)
+    go_on = runner(model, Example((torch.ones(1, 4),)), "inference", original=model, turns=Turns())
     assert [float(go_on()[0]) for _ in range(7)] == [1, 2, 3, 1, 2, 3, 1]
+
+
+@pytest.mark.usefixtures("asserting")
+def test_a_program_of_which_a_cache_takes_no_call_is_refused_before_it_is_timed() -> None:
+    model = Cache(0)
+    with pytest.raises(OutOfBoundsError, match="takes no further call"):
+        runner(model, Example((torch.ones(1, 4),)), "inference", original=model, turns=Turns())
+
+
+@pytest.mark.usefixtures("asserting")
+@pytest.mark.parametrize("places", [1, 2, 3, 5])
+def test_two_sides_of_a_timing_share_the_places_of_a_cache(places: int) -> None:
+    model, turns = Cache(places), Turns()
+    first = runner(model, Example((torch.ones(1, 4),)), "inference", original=model, turns=turns)
+    first()
+    second = runner(model, Example((torch.ones(1, 4),)), "inference", original=model, turns=turns)
+    rows = [float(call()[0]) for _ in range(6) for call in (second, first)]
+    assert max(rows) == places
 
 
 @pytest.mark.usefixtures("asserting")

@@ -200,7 +200,7 @@ class Busy:
         self.workload = Workload(lambda x: x, (Example((torch.ones(1),)),))
         self.measured = list(measured)
 
-    def runners(self, call: Any) -> Any:
+    def runners(self, call: Any, _model: Any = None) -> Any:
         return [lambda: call]
 
     def first_calls(self, _calls: Any) -> float:

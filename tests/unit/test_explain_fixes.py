@@ -50,7 +50,7 @@ class Arena:
     def __init__(self, model: Callable[..., Any], inputs: list[tuple[Any, ...]]) -> None:
         self.workload = Workload(model, tuple(Example(args) for args in inputs))
 
-    def runners(self, call: Callable[..., Any]) -> list[Callable[[], Any]]:
+    def runners(self, call: Callable[..., Any], _model: Any = None) -> list[Callable[[], Any]]:
         return [runner(call, example, self.mode) for example in self.workload.examples]
 
 

@@ -31,7 +31,7 @@ class Stub:
         self.settled: list[int] = []
         self._error = error
 
-    def runners(self, call: Any) -> Calls:
+    def runners(self, call: Any, _model: Any = None) -> Calls:
         return [lambda: call] * len(self.workload.examples)
 
     def first_calls(self, calls: Calls) -> float:

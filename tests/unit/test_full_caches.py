@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from torchwise.diagnose.code_copies import copy_with_fresh_code
+from torchwise.plan import Trait
+from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import CheckName, Outcome
-from torchwise.trial import loading
+from torchwise.trial import Job, harness, loading
+from torchwise.trial.harness import Harness
 from torchwise.trial.plain_call import run_plainly
 from torchwise.verify import pair
 from torchwise.verify.input_cases import cases_of_examples
@@ -99,3 +103,16 @@ def test_an_answer_that_is_overwritten_is_found_with_and_without_room(places: in
             return self.kept.copy_(super().forward(x))
 
     assert judge(Overwriting(places, RuntimeError), places)[-1].outcome is Outcome.FAIL
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("places", [2, 3])
+def test_a_copy_of_a_model_goes_on_within_its_own_cache(places: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixes are tried on copies, which have caches of their own."""
+    workload = Workload(Cache(places), (Example((torch.ones(1, 4),)),))
+    monkeypatch.setattr(harness, "load", lambda _job: workload)
+    job = Job("try", WorkloadSpec("live:cache", "cpu"), traits=frozenset({Trait.STATEFUL}))
+    going_on = Harness(job, goes_on=True)
+    copied = copy_with_fresh_code(workload.call, with_state=False)
+    (call,) = going_on.runners(copied, copied)
+    assert max(float(call()[0]) for _ in range(3 * places)) == places

@@ -78,7 +78,8 @@ def settle(fix: Fix, harness: Harness) -> Settled:
     model, plain = (copy_with_fresh_code(harness.workload.call, with_state=False) for _ in range(2))
     setting = patched(fix.code) if fix.kind == "setting" else contextlib.nullcontext()
     with setting, Trace() as trace:
-        calls, eager = harness.runners(_compile_with_fix(fix, model, harness)), harness.runners(plain)
+        calls = harness.runners(_compile_with_fix(fix, model, harness), model)
+        eager = harness.runners(plain, plain)
         quiet, alike = 0, True
         for number in range(ROUNDS):
             before = len(trace.compilations)
@@ -283,7 +284,7 @@ def _trace_lines(breaks: list[Break], harness: Harness) -> dict[tuple[str, int],
     with contextlib.suppress(Exception):  # the model may raise, as it does for its user, or have no copy
         copied = copy_with_fresh_code(harness.workload.call, with_state=False)
         with _traced(lambda code: code.co_filename in files, trace_line):
-            for call in harness.runners(copied):
+            for call in harness.runners(copied, copied):
                 call()
     return reached
 
@@ -317,11 +318,13 @@ def _try_line(found: Break, harness: Harness) -> Callable[..., Any] | None:
         if copied is None:
             return None
         for number in range(LINE_ROUNDS):
-            for fixed_call, plain_call in zip(harness.runners(copied), harness.runners(plain), strict=True):
+            pairs = zip(harness.runners(copied, copied), harness.runners(plain, plain), strict=True)
+            for fixed_call, plain_call in pairs:
                 if not answers_alike(fixed_call, plain_call, number):
                     return None
         with Trace() as trace:
-            for call in harness.runners(torch.compile(_rewritten(found, harness), backend="eager")):
+            again = _rewritten(found, harness)
+            for call in harness.runners(torch.compile(again, backend="eager"), again):
                 call()
         places = {(one.file, one.line) for one in trace.breaks}
         return None if (found.file, found.line) in places else _rewritten(found, harness)

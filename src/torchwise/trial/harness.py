@@ -34,7 +34,7 @@ from torchwise.trial.job import Job
 from torchwise.trial.loading import load, runner, with_optimizer_state
 from torchwise.workload import Workload
 from torchwise.workload.layouts import size_of
-from torchwise.workload.module_state import State
+from torchwise.workload.module_state import State, Turns
 
 SETTLING_CALLS = 4
 """First calls of each example that count towards the cost of compiling: CUDA graphs record on the second and third."""
@@ -60,9 +60,12 @@ class Harness:
 
     _state: State | None = None
     """The state of the model that calls start from, or None if they change none."""
+    _turns: dict[int, tuple[Any, Turns]]
+    """The turns of each model that goes on, by its address, with the model itself."""
 
     def __init__(self, job: Job, *, goes_on: bool = False) -> None:
         self._job, self._goes_on = job, goes_on
+        self._turns = {}
         self.workload = with_optimizer_state(load(job))
         self.device, self.mode = job.workload.device, job.workload.mode
         self._clock = Clock(self.device, each=job.workload.times_each_call)
@@ -84,13 +87,17 @@ class Harness:
         step = self.workload.step
         return step.copy() if step else self.workload.call
 
-    def runners(self, call: Callable[..., Any]) -> Calls:
-        """Return the calls of `call` in the form that is timed."""
+    def runners(self, call: Callable[..., Any], model: Any = None) -> Calls:
+        """Return the calls of `call` in the form that is timed.
+
+        `model` is the copy of the workload's model whose state they change, or None if it is that one itself.
+        """
         restores = not self._job.traits.isdisjoint([Trait.WRITES_INPUTS, Trait.STATEFUL])
         mode = "inference" if self.workload.step else self.mode  # a step runs its own backward pass
-        original = None if self.workload.step else self.workload.call  # and puts its state back by itself
-        goes_on, restores = restores and self._goes_on, restores and not self._goes_on
-        made = functools.partial(runner, call, mode=mode, original=original, restores=restores, goes_on=goes_on)
+        original = self.workload.call if model is None else model
+        original = None if self.workload.step else original  # a step puts its state back by itself
+        turns = self._turns.setdefault(id(original), (original, Turns()))[1] if restores and self._goes_on else None
+        made = functools.partial(runner, call, mode=mode, original=original, restores=restores, turns=turns)
         return [made(example) for example in self.workload.examples]
 
     def rewind(self) -> None:

@@ -18,8 +18,8 @@ from torchwise.trial import pickling
 from torchwise.trial.job import Job
 from torchwise.trial.pickling import methods_put_in, put_in
 from torchwise.workload import Workload, target
-from torchwise.workload.bounds import count_calls_within_bounds, ends_process
-from torchwise.workload.module_state import from_one_state, make_continuing_call
+from torchwise.workload.bounds import OutOfBoundsError, count_calls_within_bounds, ends_process
+from torchwise.workload.module_state import Turns, from_one_state, make_continuing_call
 from torchwise.workload.other_sizes import add_other_sizes, strip_marks
 from torchwise.workload.step_state import check_loss, loss_of
 from torchwise.workload.train_step import TrainStep
@@ -175,7 +175,7 @@ def runner(
     *,
     original: Any = None,
     restores: bool = False,
-    goes_on: bool = False,
+    turns: Turns | None = None,
 ) -> Callable[[], Any]:
     """Return one call on one example in its timed form: in training, with the backward pass.
 
@@ -186,7 +186,8 @@ def runner(
         original: the model, whose state the call changes.
         restores: whether each call begins from the same state of the model and the inputs, if it changes them. Putting
             them back is timed with it, on both sides alike.
-        goes_on: whether each call starts from the state that the call before left, as long as that is possible.
+        turns: those of the model, if each call starts from the state that the call before left, as long as that is
+            possible.
     """
     live = example.clone()
 
@@ -200,10 +201,13 @@ def runner(
 
     run = train if mode == "training" else call
     args, kwargs = live.args, dict(live.kwargs)
-    if goes_on:
-        # A GPU ends the process where the CPU's operators raise an error.
-        most = count_calls_within_bounds(original, live, MAX_CONTINUED) if ends_process() else float("inf")
-        return make_continuing_call(run, original, args, kwargs, most)
+    if turns is not None and not ends_process():
+        return make_continuing_call(run, original, args, kwargs, turns)
+    if turns is not None:  # a GPU ends the process where the CPU's operators raise an error
+        turns.start_over(original)
+        if not (most := count_calls_within_bounds(original, live, MAX_CONTINUED)):
+            raise OutOfBoundsError("the model's state takes no further call")
+        return make_continuing_call(run, original, args, kwargs, turns, most)
     return from_one_state(run, original, args, kwargs) if restores else lambda: run(*args, **kwargs)
 
 

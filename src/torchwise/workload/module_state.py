@@ -10,6 +10,7 @@ the items of a list in that list. Tensors that share memory still share it.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -179,23 +180,44 @@ def from_one_state(
     return restart
 
 
+class Turns:
+    """The calls that a model's state still takes before it starts over: those of all that go on from it together."""
+
+    def __init__(self) -> None:
+        self.left = math.inf
+        self._start: State | None = None
+
+    def start_over(self, original: Any) -> None:
+        """Give the model the state that it had at the first such call."""
+        if self._start is None:
+            self._start = State.from_call(original)
+        elif self._start.has_changed():
+            self._start.restore()
+
+
 def make_continuing_call(
-    call: Callable[..., Any], original: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], most: float
+    call: Callable[..., Any],
+    original: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    turns: Turns,
+    most: float = math.inf,
 ) -> Callable[[], Any]:
     """Return a call that advances from state to state as a program does, and starts over if it cannot continue.
 
-    It cannot continue if a cache is full, for example, or after `most` calls. The arguments are as for
-    `from_one_state`.
+    It cannot continue if a cache is full, for example, or after `most` calls of all that share the turns. The other
+    arguments are as for `from_one_state`.
     """
-    state, made = State.from_call(original, args, kwargs), 0
+    state = State.from_call(original, args, kwargs)
+    left = turns.left = most
 
     def go_on() -> Any:
-        nonlocal made
-        if made >= most:
-            made = 0
+        nonlocal left
+        if min(left, turns.left) <= 0:
+            left = turns.left = most
             if state.has_changed():
                 state.restore()
-        made += 1
+        left, turns.left = left - 1, turns.left - 1
         try:
             return call(*args, **kwargs)
         except Exception:  # a model may raise anything, and errors of the second attempt are its caller's affair
