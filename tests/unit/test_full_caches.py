@@ -1,4 +1,4 @@
-"""A model whose cache is soon full is called no further than it goes: on a GPU, the call beyond ends the process."""
+"""No model is called with values that it does not take, such as beyond a full cache: on a GPU that ends the process."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import pytest
 import torch
 
 from torchwise.diagnose.code_copies import copy_with_fresh_code
+from torchwise.errors import BaselineError, InputError
 from torchwise.plan import Trait
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import CheckName, Outcome
+from torchwise.runtime.bucketing import Padding, verify_padding
 from torchwise.trial import Job, harness, loading
 from torchwise.trial.harness import Harness
 from torchwise.trial.plain_call import run_plainly
-from torchwise.verify import pair
+from torchwise.verify import independence, pair, verify_samples
 from torchwise.verify.input_cases import cases_of_examples
 from torchwise.verify.pair import judge_pair
 from torchwise.verify.pair_subject import PairSubject
@@ -52,7 +54,7 @@ class Cache(torch.nn.Module):
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Have a call beyond a cache raise an error, as on a CPU, or end the process, as on a GPU."""
     if request.param == "asserts":
-        for place in (bounds, loading, pair):
+        for place in (bounds, loading, pair, independence):
             monkeypatch.setattr(place, "ends_process", lambda: True)
     return str(request.param)
 
@@ -83,6 +85,42 @@ def judge(candidate: torch.nn.Module, places: int) -> Any:
     reference = Cache(places)
     cases = cases_of_examples(Workload(reference, (Example((torch.randn(1, 4),)),)), 1)
     return judge_pair(PairSubject(reference, LocalWitness(candidate), reference), cases[:2]).checks
+
+
+def read_row(table: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    """Read rows as an operator of a CPU does, or as that of a GPU."""
+    try:
+        return table[row]
+    except OutOfBoundsError:
+        raise
+    except IndexError:
+        if bounds.ends_process():
+            raise FatalError from None
+        raise
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("outputs", [None, {}])
+def test_padding_is_refused_where_an_input_points_beyond_a_shorter_one(outputs: dict[str, Any] | None) -> None:
+    """The place of the last token is that of the longest sequence, from which shorter ones are made."""
+
+    def read_last(tokens: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        return read_row(tokens, last).sum()
+
+    rule = Padding({"tokens": 0}, outputs=outputs)
+    with pytest.raises(BaselineError, match="on inputs of size"):
+        verify_padding(read_last, (torch.ones(12), torch.tensor([11])), padding=rule, buckets=(4, 8))
+
+
+@pytest.mark.usefixtures("device")
+def test_samples_that_point_to_each_other_are_refused() -> None:
+    """A sample alone has another place than in its batch."""
+
+    def read_own(rows: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        return read_row(rows, place) + 1
+
+    with pytest.raises(InputError, match="takes no"):
+        verify_samples(read_own, Example((torch.randn(4, 3), torch.arange(4))))
 
 
 @pytest.mark.usefixtures("device")

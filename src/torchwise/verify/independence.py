@@ -18,6 +18,7 @@ from torchwise.verify.reference import as_reference_beside_others, float64_of, w
 from torchwise.verify.spot_check import differs
 from torchwise.verify.stochastic import check_noise
 from torchwise.workload import Example, pytree
+from torchwise.workload.bounds import OutOfBoundsError, ends_process, takes_within_bounds
 from torchwise.workload.module_state import preserve_generators
 from torchwise.workload.samples import Call, split_answer, take_samples
 from torchwise.workload.workload import batch_of, resize_example
@@ -114,6 +115,7 @@ def _make_batch(model: Callable[..., Any], example: Example) -> Example:
     for draw in list_unlike_draws():
         try:
             batch = plain.map_tensors(draw)
+            _refuse_beyond_bounds(model, batch)
             _call(model, batch)
         except Exception as raised:  # a model may refuse made-up values in any way
             error = raised
@@ -177,6 +179,13 @@ def _are_unlike(batch: Example) -> bool:
 def _call(model: Callable[..., Any], example: Example) -> Any:
     given = example.clone()
     return model(*given.args, **given.kwargs)
+
+
+def _refuse_beyond_bounds(model: Callable[..., Any], example: Example) -> None:
+    """Try made-up inputs first where they might end the process, which is a program's. A look changes few answers."""
+    given = example.clone()
+    if ends_process() and not takes_within_bounds(model, given.args, given.kwargs):
+        raise OutOfBoundsError("an operator was given values outside of its bounds")
 
 
 def _list_written(buffers: Tensors, kept: Tensors) -> list[str]:
@@ -250,6 +259,7 @@ def _differs_from_parts(leaf: Any, parts: list[Any], *, precise: bool) -> str | 
 def _answer_alone(model: Callable[..., Any], batch: Example, place: int) -> Any:
     args, kwargs = take_samples((batch.args, dict(batch.kwargs)), slice(place, place + 1))
     try:
+        _refuse_beyond_bounds(model, Example(args, kwargs))
         return _call(model, Example(args, kwargs))
     except Exception as error:  # a model may raise anything on one sample
         raise InputError(f"the model takes no sample alone: {format_error(error)}; {WAY_OUT}") from error

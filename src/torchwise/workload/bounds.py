@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -214,6 +215,11 @@ def _is_broken(bound: Bound) -> bool:
 def ends_process() -> bool:
     """Whether values outside of bounds may end this process: it has used a GPU."""
     return bool(torch.cuda.is_initialized())
+
+
+def refuse_out_of_bounds() -> AbstractContextManager[object]:
+    """Return a context in which operators raise an error themselves on every device, as they do on the CPU."""
+    return RefuseOutOfBounds() if ends_process() else nullcontext()
 
 
 def takes_within_bounds(call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -19,6 +19,7 @@ from torchwise.verify import is_stochastic, mismatch
 from torchwise.verify.observe import Observation, draws, observe
 from torchwise.verify.reference import as_reference_beside_others, float64_of, widen
 from torchwise.workload import Example, Workload
+from torchwise.workload.bounds import refuse_out_of_bounds
 from torchwise.workload.module_state import kept_state, preserve_generators
 from torchwise.workload.workload import as_args, as_kwargs
 
@@ -91,7 +92,8 @@ def verify_padding(
     if not Padder(model, padding).size_of(example.args, example.kwargs):
         raise InputError("the size of the example is 0, but must be at least 1: other sizes are made from it")
     _warn_of_one_side(model, padding, example)
-    with preserve_generators("cuda" if any(tensor.is_cuda for tensor in example.tensors()) else "cpu"):
+    device = "cuda" if any(tensor.is_cuda for tensor in example.tensors()) else "cpu"
+    with preserve_generators(device), refuse_out_of_bounds():  # a program goes on after a refusal
         return _verify_sizes(model, padding, buckets, example)
 
 
@@ -103,7 +105,9 @@ def _verify_sizes(
         return VerifiedPadding(padding, buckets, example, 0, False)
     padding = with_outputs(model, padding, example, (buckets[-1] - 1, buckets[-1]))
     padder, drawn = Padder(model, padding), draws(Workload(model, (example,)), DRAWS)
-    _refuse_noise(model, padder.resize(example, cases[-1][0]))
+    most = cases[-1][0]
+    answer_at(model, padder.resize(example, most), most)  # which raises if the model fails
+    _refuse_noise(model, padder.resize(example, most))
     for number, (size, bucket) in enumerate(cases):
         given = padder.resize(drawn[number % len(drawn)], size)
         _refuse(_difference(model, padder, given, bucket, seed=number), model, padding, size, bucket)
