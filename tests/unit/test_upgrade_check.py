@@ -439,7 +439,17 @@ def test_an_environment_whose_interpreter_is_gone_is_made_anew(cache: Path, monk
 
 def test_a_cache_that_cannot_be_written_is_told(cache: Path) -> None:
     cache.write_text("a file")
-    with pytest.raises(InputError, match=r"environments cannot be made: File exists\. .*--against-python"):
+    with pytest.raises(InputError, match=r"environments cannot be written: File exists\. .*--against-python"):
+        make_environment("9.8.7", lambda _: None)
+
+
+def test_a_cache_that_exists_and_cannot_be_written_is_told(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object, **_named: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    cache.mkdir()
+    monkeypatch.setattr("os.open", refuse)
+    with pytest.raises(InputError, match=r"environments cannot be written: Permission denied\. .*--against-python"):
         make_environment("9.8.7", lambda _: None)
 
 

@@ -59,12 +59,13 @@ def make_environment(torch: str, say: Callable[[str], None], python: str | None 
     interpreter = str(folder / "bin" / "python")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(f"{folder}.lock").acquire()
     except OSError as error:
         raise InputError(
-            f"{folder.parent} cannot be made: {error.strerror}. Make an environment with torch {torch} yourself, and "
-            "give its interpreter with --against-python"
+            f"{folder.parent} cannot be written: {error.strerror}. Make an environment with torch {torch} yourself, "
+            "and give its interpreter with --against-python"
         ) from None
-    with FileLock(f"{folder}.lock"):
+    with lock:
         # The interpreter is a link to one that may be gone by now.
         if not ((folder / _STAMP).exists() and is_program(interpreter)):
             shutil.rmtree(folder, ignore_errors=True)
