@@ -221,6 +221,22 @@ def test_a_successor_s_trial_is_a_whole_one_and_not_that_of_a_loser(storage: Sto
     assert table.list_tried() == [Plan(threads=1), INDUCTOR], "45 s of the budget are spent, and 56 s are kept"
 
 
+def test_a_successor_that_compiles_in_another_mode_is_kept_no_time_for_that_of_the_leader(
+    storage: Storage, spent_clock: Any
+) -> None:
+    autotuned = Plan(backend="inductor", mode="max-autotune-no-cudagraphs")
+
+    class Slow(Table):
+        def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
+            spent_clock.now += 0 if job.task != "try" else 95 if job.plan == autotuned else 5
+            return super().run(job, limits, on_stage)
+
+    table, named = Slow(), (autotuned, Plan(threads=1), Plan(threads=9), Plan(threads=3))
+    table.known[autotuned] = (2.0, 90.0, GOOD)
+    run_study(request(plans=named, budget_s=150, successor=lambda _: INDUCTOR), storage, table, Listener())
+    assert table.list_tried() == [*named], "of its 95 s, 90 were for trying kernels, of which the next plan tries none"
+
+
 @pytest.mark.parametrize(("budget_s", "limit_s"), [(900.0, 850.0), (None, 121.0)])
 def test_a_plan_for_which_nothing_else_waits_has_the_whole_budget(
     budget_s: float | None, limit_s: float, storage: Storage

@@ -305,9 +305,17 @@ class History:
         """Return the expected total seconds under a plan."""
         return self.overhead_of(plan) + self.workload.calls * self.seconds_of(plan)
 
-    def predict_trial_s(self, plan: Plan) -> float:
-        """Predict the seconds of a trial: compiling once, and the other time of trials so far."""
-        return self.predict_cold_s(plan) + self.min_noncompile_s
+    def predict_trial_s(self, plan: Plan, like: Trial | None = None) -> float:
+        """Predict the seconds of a trial: compiling once, and the other time of trials so far.
+
+        `like` is a whole trial that its own may take as long as, but for their modes of compiling.
+        """
+        predicted_s = self.predict_cold_s(plan) + self.min_noncompile_s
+        if like is None:
+            return predicted_s
+        cold_s, factor = like.costs.cold_s if like.costs else 0.0, compile_factor_of(like.plan)
+        own_s = cold_s * compile_factor_of(plan) / factor if factor and like.plan.backend == plan.backend else cold_s
+        return max(predicted_s, like.seconds - cold_s + own_s)
 
     @property
     def min_noncompile_s(self) -> float:
