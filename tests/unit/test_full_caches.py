@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,6 +25,8 @@ from torchwise.verify.witness import LocalWitness
 from torchwise.workload import Workload, bounds
 from torchwise.workload.bounds import OutOfBoundsError
 from torchwise.workload.workload import Example
+
+MakeHarness = Callable[..., Harness]
 
 
 class FatalError(BaseException):
@@ -79,6 +82,18 @@ def test_the_state_that_a_model_changes_is_found_within_its_cache(places: int) -
         found = run_plainly(Workload(model, (Example((torch.ones(1, 4),)),)), "inference")
         assert any(path.endswith("rows") for path in found.moves)
         assert found.grows is isinstance(model, Growing)
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> MakeHarness:
+    def make_harness(model: Cache, *, goes_on: bool) -> Harness:
+        workload = Workload(model, (Example((torch.ones(1, 4),)),))
+        monkeypatch.setattr(harness, "load", lambda _job: workload)
+        job = Job("try", WorkloadSpec("live:cache", "cpu"), traits=frozenset({Trait.STATEFUL}))
+        with torch.no_grad():
+            return Harness(job, goes_on=goes_on)
+
+    return make_harness
 
 
 def judge(candidate: torch.nn.Module, places: int) -> Any:
@@ -144,13 +159,18 @@ def test_an_answer_that_is_overwritten_is_found_with_and_without_room(places: in
 
 
 @pytest.mark.usefixtures("device")
+@pytest.mark.parametrize(("goes_on", "places"), [(False, 1), (False, 2), (True, 1)])
+def test_calls_are_timed_from_a_state_that_takes_one(goes_on: bool, places: int, make: MakeHarness) -> None:
+    (call,) = make(Cache(places), goes_on=goes_on).eager
+    for _ in range(3):
+        assert float(call()[0]) == places
+
+
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("places", [2, 3])
-def test_a_copy_of_a_model_goes_on_within_its_own_cache(places: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_of_a_model_goes_on_within_its_own_cache(places: int, make: MakeHarness) -> None:
     """Fixes are tried on copies, which have caches of their own."""
-    workload = Workload(Cache(places), (Example((torch.ones(1, 4),)),))
-    monkeypatch.setattr(harness, "load", lambda _job: workload)
-    job = Job("try", WorkloadSpec("live:cache", "cpu"), traits=frozenset({Trait.STATEFUL}))
-    going_on = Harness(job, goes_on=True)
-    copied = copy_with_fresh_code(workload.call, with_state=False)
+    going_on = make(Cache(places), goes_on=True)
+    copied = copy_with_fresh_code(going_on.workload.call, with_state=False)
     (call,) = going_on.runners(copied, copied)
     assert max(float(call()[0]) for _ in range(3 * places)) == places

@@ -33,6 +33,7 @@ from torchwise.trial.inspection import mix_of
 from torchwise.trial.job import Job
 from torchwise.trial.loading import load, runner, with_optimizer_state
 from torchwise.workload import Workload
+from torchwise.workload.bounds import takes_within_bounds
 from torchwise.workload.layouts import size_of
 from torchwise.workload.module_state import State, Turns
 
@@ -183,8 +184,10 @@ def _make_start_state(workload: Workload) -> State:
     settled = State.from_call(workload.call)
     example = workload.examples[0].clone()
     try:
-        workload.call(*example.args, **example.kwargs)
+        is_done = takes_within_bounds(workload.call, example.args, example.kwargs)
     except Exception:  # a model may raise anything, and may allow only one call
+        is_done = False
+    if not is_done:
         fresh.restore()
         return fresh
     settled.restore()
