@@ -139,11 +139,23 @@ def test_samples_that_point_to_each_other_are_refused() -> None:
 
 
 @pytest.mark.usefixtures("device")
-@pytest.mark.parametrize("places", [4, 5])
-def test_a_pair_is_judged_where_a_cache_has_no_room_to_hold_an_answer(places: int) -> None:
+@pytest.mark.parametrize("places", [1, 2, 3, 4, 5])
+def test_a_pair_is_judged_by_the_calls_for_which_a_cache_has_room(places: int) -> None:
     """A candidate may raise another error than the reference where the cache is full."""
     found = {check.name: check for check in judge(Cache(places, RuntimeError), places)}
+    assert found[CheckName.VALUES].outcome is Outcome.PASS, found
     assert found[CheckName.RETAINED_OUTPUTS].outcome is Outcome.PASS, found
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("places", [2, 5])
+def test_a_candidate_that_drops_a_row_is_found_within_the_cache(places: int) -> None:
+    class Forgetful(Cache):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.rows *= self.place < 1
+            return super().forward(x)
+
+    assert judge(Forgetful(places), places)[-1].outcome is Outcome.FAIL
 
 
 @pytest.mark.usefixtures("device")

@@ -200,7 +200,7 @@ class _Judge:
             seed,
             self._is_training,
             case.incoming,
-            SUCCESSIVE if self._is_stateful else 1,
+            native.calls,  # as many as a cache has room for
             restores=self._is_stateful,
             settles=seed < SETTLED_CASES or case is self._largest,
             poisons=0 < len(self._cases) - POISONED_CASES <= seed,
@@ -264,12 +264,12 @@ class _Judge:
 
     def _observe_reference(self, example: Example, seed: int, call: Any = None) -> Observation | None:
         original, kept = self._subject.reference, list[Any]()
-        watch, calls = CallWatch(call or original), SUCCESSIVE if self._is_stateful else 1
+        watch, wanted = CallWatch(call or original), SUCCESSIVE if self._is_stateful else 1
+        how: dict[str, Any] = {"training": self._is_training, "loss": make_loss(self._incoming), "kept": kept}
         try:
-            if count_calls_within_bounds(original, example, calls) < calls:
+            if not (calls := count_calls_within_bounds(original, example, wanted)):
                 return None
-            loss, training = make_loss(self._incoming), self._is_training
-            found = observe(watch, original, example, seed=seed, training=training, calls=calls, loss=loss, kept=kept)
+            found = observe(watch, original, example, seed=seed, calls=calls, may_end=True, **how)
             self._held.hold(*kept)
             self._own_faults.update(watch.faults)
             return with_plain_leaves(found)
