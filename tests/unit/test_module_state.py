@@ -217,6 +217,11 @@ def test_a_timed_call_begins_from_one_state(model: Stateful) -> None:
     assert len({float(call()) for _ in range(4)}) == 1
 
 
+def test_a_timed_call_begins_from_one_state_whatever_was_called_before_it(model: Stateful) -> None:
+    first, second = (from_one_state(model, model, (torch.zeros(()),), {}) for _ in range(2))
+    assert len({float(call()) for call in (first, second, first, second)}) == 1
+
+
 def test_calls_in_a_row_go_on_from_each_other(model: Stateful) -> None:
     example = Example((torch.zeros(()),))
     seen = [observe(model, model, example, seed=0, calls=3) for _ in range(2)]

@@ -172,6 +172,8 @@ def from_one_state(
         nonlocal state, put_back
         if put_back is not None:
             put_back()
+        elif state is not None and state.has_changed():  # by other calls of the model since
+            state.restore()
         answer = call(*args, **kwargs)
         if state is not None:
             put_back, state = state.make_restorer(), None
