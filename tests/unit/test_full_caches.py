@@ -21,6 +21,7 @@ from torchwise.verify import independence, pair, verify_samples
 from torchwise.verify.input_cases import cases_of_examples
 from torchwise.verify.pair import judge_pair
 from torchwise.verify.pair_subject import PairSubject
+from torchwise.verify.verify import Subject, verify
 from torchwise.verify.witness import LocalWitness
 from torchwise.workload import Workload, bounds
 from torchwise.workload.bounds import OutOfBoundsError
@@ -94,6 +95,26 @@ def make(monkeypatch: pytest.MonkeyPatch) -> MakeHarness:
             return Harness(job, goes_on=goes_on)
 
     return make_harness
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("has_noise_of_eager", [False, True])
+@pytest.mark.parametrize("places", [1, 2, 3, 9])
+def test_noise_is_compared_within_the_cache(places: int, has_noise_of_eager: bool) -> None:
+    class Noisy(Cache):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * torch.rand(4)
+
+    model = Noisy(places)
+    subject = Subject(
+        Workload(model, (Example((torch.randn(1, 4),)),)),
+        model,
+        model,
+        stateful=True,
+        stochastic=True,
+        reproducible=model if has_noise_of_eager else None,
+    )
+    assert verify(subject, noise_budget_s=0.0).outcome is Outcome.PASS
 
 
 def judge(candidate: torch.nn.Module, places: int) -> Any:

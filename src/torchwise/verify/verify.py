@@ -167,14 +167,16 @@ def _noisy(subject: Subject, inputs: list[Example], budget_s: float) -> Iterator
         if native is None:
             yield Check(CheckName.STRUCTURE, Outcome.NOT_COMPARABLE, _why_unseen(subject, example, number))
             return
-        observation = _observe_call(subject, subject.candidate, example, number)
+        observation = _observe_call(subject, subject.candidate, example, number, native.calls)
         yield check_structure(observation, native)
-        yield from check_noise(
-            _once(subject, subject.candidate, example),
-            _once(subject, subject.floor, example),
-            budget_s=budget_s / len(subject.workload.examples),
-            exact_precision=subject.precision == "native",
-        )
+        with kept_state(subject.workload.call):
+            found = check_noise(
+                _once(subject, subject.candidate, example),
+                _once(subject, subject.floor, example),
+                budget_s=budget_s / len(subject.workload.examples),
+                exact_precision=subject.precision == "native",
+            )
+        yield from found
 
 
 def _once(subject: Subject, call: Callable[..., Any], example: Example) -> Callable[[], Any]:
