@@ -11,12 +11,14 @@ import torch
 from torchwise.diagnose.code_copies import copy_with_fresh_code
 from torchwise.errors import BaselineError, InputError
 from torchwise.plan import Trait
+from torchwise.plan.requirements import Property
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import CheckName, Outcome
 from torchwise.runtime.bucketing import Padding, verify_padding
-from torchwise.trial import Job, harness, loading
+from torchwise.trial import Job, harness, loading, required_properties
 from torchwise.trial.harness import Harness
 from torchwise.trial.plain_call import run_plainly
+from torchwise.trial.required_properties import check_original
 from torchwise.verify import independence, pair, verify_samples
 from torchwise.verify.input_cases import cases_of_examples
 from torchwise.verify.pair import judge_pair
@@ -58,7 +60,7 @@ class Cache(torch.nn.Module):
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Have a call beyond a cache raise an error, as on a CPU, or end the process, as on a GPU."""
     if request.param == "asserts":
-        for place in (bounds, loading, pair, independence):
+        for place in (bounds, loading, pair, independence, required_properties):
             monkeypatch.setattr(place, "ends_process", lambda: True)
     return str(request.param)
 
@@ -95,6 +97,15 @@ def make(monkeypatch: pytest.MonkeyPatch) -> MakeHarness:
             return Harness(job, goes_on=goes_on)
 
     return make_harness
+
+
+@pytest.mark.usefixtures("device")
+def test_samples_keep_their_bits_beside_others_that_the_model_does_not_take() -> None:
+    """Far larger values, and NaN, are no places of a table."""
+    spec = WorkloadSpec("live:table", "cpu", require=(Property.BATCH_INVARIANT,))
+    workload = Workload(lambda x: read_row(torch.eye(4), x.long()), (Example((torch.arange(4.0),)),))
+    (check,) = check_original(spec, workload)
+    assert check.outcome is Outcome.PASS, check
 
 
 @pytest.mark.usefixtures("device")

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torchwise.plan.requirements import Property
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Check
-from torchwise.verify.observe import Observation, draws, observe
+from torchwise.verify.observe import Observation, draws, make_trial, observe
 from torchwise.verify.properties import (
     Run,
     check_batch_invariant,
@@ -22,6 +23,7 @@ from torchwise.verify.properties import (
 )
 from torchwise.verify.step_runner import StepRunner
 from torchwise.workload import Workload
+from torchwise.workload.bounds import OutOfBoundsError, ends_process
 from torchwise.workload.workload import Example
 
 EXTRA_DRAWS = 1
@@ -64,18 +66,32 @@ def check_required(
         original: observes the original model.
         takes_other_sizes: whether the candidate answers at sizes that no example has. Otherwise the original does.
     """
-    examples = draws(workload, EXTRA_DRAWS)
+    examples, guard = draws(workload, EXTRA_DRAWS), partial(_refuse_beyond_bounds, workload)
     checks: dict[Property, Callable[[], Check]] = {
         Property.DETERMINISTIC: lambda: check_deterministic(run, examples),
         Property.BATCH_INVARIANT: lambda: check_batch_invariant(
-            run,
+            guard(run),
             examples,
-            other_sizes=None if spec.sizes == "fixed" else run if takes_other_sizes else original,
+            other_sizes=None if spec.sizes == "fixed" else guard(run if takes_other_sizes else original),
             dim=spec.batch.dim if spec.batch else 0,
         ),
         Property.BITWISE: lambda: check_bitwise(run, original, examples),
     }
     return [checks[each]() for each in spec.require]
+
+
+def _refuse_beyond_bounds(workload: Workload, run: Run) -> Run:
+    """Return what observes a call, but raises on batches that would end the process: far larger values, and NaN."""
+    if not ends_process():
+        return run
+    takes = make_trial(workload)
+
+    def run_within_bounds(example: Example, seed: int) -> Observation:
+        if not takes(example):
+            raise OutOfBoundsError("the model does not take this batch")
+        return run(example, seed)
+
+    return run_within_bounds
 
 
 def observe_original(spec: WorkloadSpec, workload: Workload) -> Run:
