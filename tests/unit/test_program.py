@@ -28,6 +28,7 @@ from torchwise.runtime.components.statistics import ComponentStatistics
 from torchwise.runtime.program import StoredPlans, recorder, start_costs, tuning
 from torchwise.runtime.program.recorder import CallRecorder
 from torchwise.runtime.program.start_costs import WaitingPlan, explain_loss, keep_caches
+from torchwise.runtime.program.stored import OTHER_FORM
 from torchwise.store import open_storage
 from torchwise.workload.identity import describe_example
 
@@ -278,6 +279,23 @@ def test_a_plan_is_used_once_the_calls_have_taken_as_long_as_its_start(
     assert list(plans.notes) == ([f"Net ran as written: {THREADS} takes 250 ms to start, and {said}"] if said else [])
     for _, _, by_plan, others in plans.list_calls():
         assert (by_plan, sum(others.values())) == (optimized, calls - optimized), "no call is lost"
+
+
+def test_calls_in_another_form_before_the_plan_are_counted_too(searches: Searches, tmp_path: Path) -> None:
+    @torch.no_grad()
+    def program(*, warms_up: bool = False) -> None:
+        net = Net().train() if warms_up else Net().eval()
+        for _ in range(3 if warms_up else 0):
+            net(X)
+        for _ in range(2):
+            net.eval()(X)
+
+    store = str(tmp_path / "s.db")
+    tw.tune_program(program, store=store).restore()
+    with StoredPlans(program.__qualname__, store) as plans:
+        program(warms_up=True)
+    ((_, _, by_plan, others),) = plans.list_calls()
+    assert (by_plan, others) == (2, {OTHER_FORM: 3})
 
 
 def test_a_class_with_a_module_by_its_plan_is_not_said_to_run_as_written(searches: Searches, tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ from torchwise.runtime.staleness import stale_because
 
 logger = logging.getLogger("torchwise")
 BEFORE_START = "before the calls had taken as long as the start of the plan"
-"""Why a plan that was placed did not answer some calls."""
+OTHER_FORM = "in another form than that of the plan, before it was put in place"
+"""Why a plan that was placed did not answer some calls: it came later, or did not hold for them."""
 
 
 def name_of(thing: Any) -> str:
@@ -45,13 +46,23 @@ def target_of(program: str, thing: Any) -> str:
 
 @dataclass(slots=True)
 class _Seen:
-    """A module or function that was called: the plan for each form of its calls, and whether one is in its place."""
+    """A module or function that was called: the plan for each form of its calls, and whether one is in its place.
+
+    Attributes:
+        unlike: the number of calls so far in a form without a plan.
+    """
 
     weakly: weakref.ref[Any]
     name: str
     forms: dict[Hashable, WaitingPlan | None] = field(default_factory=dict)
     is_placed: bool = False
     note: str = ""
+    unlike: int = 0
+
+    def count_before(self, found: WaitingPlan) -> dict[Any, int]:
+        """Return how many calls came before the plan was put in place, by reason."""
+        waited = found.calls + sum(one.calls for one in self.forms.values() if one is not None)
+        return {reason: calls for reason, calls in ((BEFORE_START, waited), (OTHER_FORM, self.unlike)) if calls}
 
 
 def _form_of(thing: Any) -> Hashable:
@@ -87,7 +98,7 @@ class StoredPlans:
             if (newest := self._decisions[name][0]).plan.is_eager:
                 self.notes[explain_eager(name, newest)] = None
         self._called: set[str] = set()
-        self._placed_for: list[WaitingPlan] = []
+        self._placed_for: list[tuple[_Seen, WaitingPlan]] = []
         self._waiting: dict[str, WaitingPlan] = {}
         self._lock = threading.Lock()
         self._former: CallHook | None = None
@@ -108,7 +119,7 @@ class StoredPlans:
         for name, waiting in self._waiting.items():
             if name not in in_use:  # by another module of the class
                 self.notes[waiting.explain(name)] = None
-        for (name, component), found in zip(self.placed, self._placed_for, strict=True):
+        for (name, component), (_, found) in zip(self.placed, self._placed_for, strict=True):
             if (loss := explain_loss(name, component.statistics, found.decision)) is not None:
                 self.notes[loss] = None
         for name in sorted(self._classes - self._called):
@@ -120,10 +131,9 @@ class StoredPlans:
         Calls before it was placed are among the others.
         """
         rows = []
-        for (name, component), found in zip(self.placed, self._placed_for, strict=True):
+        for (name, component), (seen, found) in zip(self.placed, self._placed_for, strict=True):
             told = component.statistics
-            waited: dict[Any, int] = {BEFORE_START: found.calls} if found.calls else {}
-            rows.append((name, told.plan, told.optimized, {**waited, **told.original}))
+            rows.append((name, told.plan, told.optimized, {**seen.count_before(found), **told.original}))
         return rows
 
     def _answer(self, thing: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -145,6 +155,7 @@ class StoredPlans:
             seen.forms[form] = self._find(thing, seen)
         waiting = seen.forms[form]
         if waiting is None:
+            seen.unlike += 1
             return None
         if not waiting.is_due:
             waiting.calls += 1
@@ -198,7 +209,7 @@ class StoredPlans:
             return None
         if component is not None:
             self.placed.append((seen.name, component))
-            self._placed_for.append(found)
+            self._placed_for.append((seen, found))
             self.notes.pop(seen.note, None)
             seen.is_placed = True
         return component
