@@ -124,7 +124,7 @@ def python(folder: Path, *words: str, given: bytes = b"") -> subprocess.Complete
 def test_a_program_keeps_its_output_and_its_exit_code(tmp_path: Path, name: str, server: ProgramServer) -> None:
     (tmp_path / "program.py").write_text(PLAIN[name])
     (tmp_path / "other.py").write_text("")
-    words, given = ("program.py", "--n", "a b"), b"one\ntwo\n"
+    words, given = ("program.py", "--n", "a b", "-m", "x"), b"one\ntwo\n"
     alone = python(tmp_path, *words, given=given)
     recorded = server.run(tmp_path, ["torchwise", "run", *words], given)
     assert (recorded.stdout, recorded.returncode) == (alone.stdout, alone.returncode)
@@ -194,7 +194,10 @@ def test_collections_of_a_program_leave_out_what_torchwise_loaded(tmp_path: Path
     assert server.run(tmp_path, ["torchwise", "run", "collects.py"]).stdout == b"True\n"
 
 
-def test_a_module_of_a_package_is_run_with_its_own_options(tmp_path: Path, server: ProgramServer) -> None:
+@pytest.mark.parametrize("named", [["-m", "pack"], ["-mpack"], ["--module", "pack"], ["--module=pack"]])
+def test_a_module_of_a_package_is_run_with_its_own_options(
+    tmp_path: Path, server: ProgramServer, named: list[str]
+) -> None:
     package = tmp_path / "pack"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -203,7 +206,7 @@ def test_a_module_of_a_package_is_run_with_its_own_options(tmp_path: Path, serve
         "import sys\nfrom .other import VALUE\nprint(VALUE, sys.argv, __package__, __spec__.name, __name__)"
     )
     alone = python(tmp_path, "-m", "pack", "--tune", "x")
-    recorded = server.run(tmp_path, ["torchwise", "run", "-m", "pack", "--tune", "x"])
+    recorded = server.run(tmp_path, ["torchwise", "run", *named, "--tune", "x"])
     assert (recorded.stdout, recorded.returncode) == (alone.stdout, 0)
     assert recorded.stdout.startswith(b"3 ")
 
@@ -317,6 +320,15 @@ def test_the_options_of_python_are_those_of_the_command_line_itself(
     monkeypatch.setattr(sys, "orig_argv", ["python", *own])
     monkeypatch.setattr(sys, "argv", ["torchwise", *own[starts:]])
     assert script._list_python_options(["x.py", "--n", "1"]) == expected
+
+
+@pytest.mark.parametrize("named", ["-m pack", "-mpack", "--module pack", "--module=pack"])
+def test_a_module_runs_alone_however_it_is_named(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = f"run --apply {named} --n 1".split()
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-Xdev", "bin/torchwise", *given])
+    monkeypatch.setattr(sys, "argv", ["bin/torchwise", *given])
+    assert script._list_python_options(["-m", "pack", "--n", "1"]) == ["-Xdev"]
+    assert script._list_python_options(["-m", "other", "--n", "1"]) is None
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import sys
 from dataclasses import dataclass, replace
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from torchwise.report.document import Document, Step
     from torchwise.runtime.program.script import Script
 
-MODULE_OPTIONS = ("-m", "--module")
+MODULE_OPTION = re.compile("-m(.+)?|--module(=.*)?", re.DOTALL)
+"""The option that names a module, in its next word or, as in -mMODULE, in the same one."""
 SEARCH = {
     "restarts": 1,
     "allow": "same-precision",
@@ -41,11 +43,13 @@ class RunCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command's own options."""
-        at = next((place for place, arg in enumerate(args) if arg in MODULE_OPTIONS), None)
-        if at is not None and not self.make_parser(ctx).parse_args(args[:at])[1]:
-            args = [*args[: at + 2], "--", *args[at + 2 :]]
-        found: list[str] = super().parse_args(ctx, args)
-        return found
+        found = ((place, MODULE_OPTION.fullmatch(arg)) for place, arg in enumerate(args))
+        at, option = next((pair for pair in found if pair[1]), (len(args), None))
+        if option is not None and not self.make_parser(ctx).parse_args(args[:at])[0].get("program"):
+            end = at + (1 if option.lastindex else 2)
+            args = [*args[:end], "--", *args[end:]]
+        left: list[str] = super().parse_args(ctx, args)
+        return left
 
 
 def run(

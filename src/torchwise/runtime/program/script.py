@@ -165,8 +165,11 @@ def _list_python_options(words: Sequence[str]) -> list[str] | None:
     called the command line.
     """
     own, given = sys.orig_argv[1:], sys.argv[1:]
-    is_own = own[len(own) - len(given) :] == given and given[-len(words) :] == list(words)
-    if not is_own or len(own) == len(given) or "--apply" not in given[: -len(words)]:
+    target, *args = words[1:] if words[0] == "-m" else words
+    at = len(given) - len(args)  # a module may be named in other words, such as -mMODULE
+    named = given[:at]
+    is_own = own[len(own) - len(given) :] == given and given[at:] == args and "".join(named[-1:]).endswith(target)
+    if not is_own or len(own) == len(given) or "--apply" not in named:
         return None
     *options, entry = own[: len(own) - len(given)]
     if (in_one_word := re.match("-[A-Za-z]*?[mc]", entry)) is not None:  # as in -Imtorchwise
