@@ -48,6 +48,30 @@ def name_type(option: Any) -> str:
     return "".join(one.__name__ for one in typing.get_args(annotation)) or str(annotation.__name__)
 
 
+FREE = {
+    *("--address", "--against-python", "--against-torch", "--artifacts", "--batch-dim", "--batches", "--budget"),
+    *("--by", "--calls", "--candidate-python", "--compile-timeout", "--export", "--host", "--html", "--input"),
+    *("--inputs", "--iterations", "--json", "--latency-limit", "--limit", "--lock", "--max-count", "--max-size"),
+    *("--memory-limit", "--metric", "--module", "--parallel", "--plots", "--port", "--public", "--python"),
+    *("--reason", "--repro", "--restarts", "--resume", "--search-budget", "--seed", "--sha256", "--store", "--suite"),
+    *("--threshold", "--to", "--tolerance", "a", "b", "candidate", "file", "manifest", "place", "program"),
+    *("reference", "schema", "size", "url"),
+}
+"""Options and arguments whose values nobody can list: numbers, texts, and files, which the shell completes."""
+
+
+def test_every_value_that_can_be_listed_is_completed() -> None:
+    without = {
+        one.opts[-1]
+        for _, command in walk()
+        for one in command.params
+        if not getattr(one, "is_flag", False)
+        and not getattr(one, "hidden", False)
+        and one._custom_shell_complete is None
+    }
+    assert without == FREE
+
+
 @pytest.mark.parametrize("name", SHARED)
 def test_an_option_has_one_type_in_all_commands(name: str) -> None:
     kinds = {words: (name_type(one), one.is_flag) for words, one in OPTIONS[name].items()}

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import torchwise
 from builders import a_study
+from torchwise.bench import contenders
+from torchwise.cli import app
+from torchwise.cli.bench import CONTENDERS
 from torchwise.cli.options import complete, complete_study, complete_target
+from torchwise.records import Study
+from torchwise.records.bisection import Symptom
 from torchwise.records.scale import BatchFit, SizeTried
 from torchwise.report.study import next_steps
 from torchwise.runtime import api
+from torchwise.store import open_storage
+from torchwise.zoo.catalogue import SIZES
 
 
 def test_a_decision_prints_as_its_reason() -> None:
@@ -48,6 +57,50 @@ def test_values_are_completed() -> None:
     assert complete("quick", "standard")("st") == ["standard"]
     assert "zoo:tutorial.fusion_demo" in complete_target("zoo:tut")
     assert ("latest", "decided last") in complete_study("la")
+
+
+def complete_on_shell(words: str) -> list[str]:
+    """Return what a shell offers for the last of some words."""
+    typed = f"torchwise {words}"
+    asked = {"_TORCHWISE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": f"{typed.count(' ')}"}
+    return CliRunner().invoke(app, [], prog_name="torchwise", env=asked).output.split()
+
+
+@pytest.fixture
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
+    """Return a study in the default store."""
+    monkeypatch.setenv("TORCHWISE_STORE", str(tmp_path / "store.db"))
+    with open_storage(None) as storage:
+        return storage.import_study(a_study())
+
+
+def test_a_shell_completes_what_the_store_holds(stored: Study) -> None:
+    number, target, trial = f"{stored.id}", stored.workload.target, stored.trials[0]
+    for words in ("report ", "plans show ", "plans pin ", "analyze x --plan ", "tune x --plan "):
+        assert {"latest", number} <= set(complete_on_shell(words)), words
+    assert complete_on_shell("plans delete ") == [number]
+    assert complete_on_shell("plans list --target ") == complete_on_shell("check ") == [target]
+    assert trial.plan.id in complete_on_shell("plans pin latest ")
+    assert complete_on_shell(f"plans reject {number} {trial.plan.id[:4]}") == [trial.plan.id]
+
+
+def test_a_shell_completes_without_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHWISE_STORE", str(tmp_path / "none" / "store.db"))
+    assert complete_on_shell("report ") == ["latest"]
+    assert complete_on_shell("bisect x --plan reduce") == ["reduce-overhead"]
+    assert complete_on_shell("plans pin latest ") == ["eager"]
+
+
+def test_the_values_that_a_shell_completes_are_those_that_commands_take() -> None:
+    built_in = [one.name for one in contenders.BUILT_IN]
+    assert complete_on_shell("bench zoo --contenders ") == ["all", *contenders.load_contenders()]
+    assert complete_on_shell("bench zoo --contenders eager,to") == ["eager,torch-tensorrt", "eager,torchwise"]
+    assert built_in == [*CONTENDERS]
+    assert complete_on_shell("bench zoo --size ") == [*SIZES]
+    no_fault = (Symptom.NONE, Symptom.NOT_COMPARABLE)
+    assert complete_on_shell("bisect x --symptom ") == [*(one for one in Symptom if one not in no_fault), "auto"]
+    assert complete_on_shell("sweep x --launcher ") == ["process", "ray"]
+    assert complete_on_shell("zoo tutorial.many") == ["tutorial.many_small_ops"]
 
 
 BREAK = "Data-dependent branching, at model.py:7, in forward: `if x.sum() > 0:`"

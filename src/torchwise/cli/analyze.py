@@ -18,6 +18,7 @@ PlanName = Annotated[
     typer.Option(
         help=f"Plan to measure: {opt.PLAN_HELP}",
         show_default="torch.compile's default",
+        autocompletion=opt.complete_plan,
     ),
 ]
 Batches = Annotated[
@@ -38,7 +39,13 @@ def analyze(
     batch_dim: BatchDim = None,
     effort: opt.Effort = "standard",
     mode: opt.Mode = "inference",
-    objective: Annotated[str, typer.Option(help="Aim: latency or throughput (calls back to back).")] = "latency",
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="Aim: latency or throughput (calls back to back).",
+            autocompletion=opt.complete("latency", "throughput"),
+        ),
+    ] = "latency",
     device: opt.Device = "",
     seed: opt.Seed = 0,
     limit: Annotated[float, typer.Option(help="Time limit in seconds for one phase.")] = LIMIT_S,

@@ -23,6 +23,9 @@ from torchwise.cli.options import (
     Store,
     Tolerance,
     TryPlans,
+    complete,
+    complete_mode,
+    complete_target,
     html_option,
     json_option,
 )
@@ -34,20 +37,48 @@ if TYPE_CHECKING:
 
 LIMIT_S = 300.0
 """The same as `torchwise.bench.request.LIMIT_S`, whose import would load all of the benchmark."""
+CONTENDERS = (
+    *("eager", "default", "reduce-overhead", "max-autotune", "aot-inductor", "onnxruntime", "openvino"),
+    *("torch-tensorrt", "thunder", "int8-dynamic", "torchwise"),
+)
+"""The built-in ones of `torchwise.bench.contenders`, whose import takes longer than a completion may."""
+
+
+def _complete_contenders(incomplete: str) -> list[str]:
+    """Complete the last of several names, those of plug-ins included."""
+    from importlib.metadata import entry_points
+
+    before, comma, last = incomplete.rpartition(",")
+    names = dict.fromkeys(["all", *CONTENDERS, *(one.name for one in entry_points(group="torchwise.contenders"))])
+    return [f"{before}{comma}{name}" for name in names if name.startswith(last)]
+
 
 Targets = Annotated[
     list[str] | None,
-    typer.Argument(metavar="TARGET", help="A family of the zoo, a workload of it, zoo for all, or any target."),
+    typer.Argument(
+        metavar="TARGET",
+        help="A family of the zoo, a workload of it, zoo for all, or any target.",
+        autocompletion=complete_target,
+    ),
 ]
 SuiteFile = Annotated[
     Path | None, typer.Option(help="TOML file with targets. Options of the command line override it.")
 ]
 Sizes = Annotated[
     list[str] | None,
-    typer.Option(metavar="SIZE", help="small, medium, large or extreme. May be repeated. [default: medium]"),
+    typer.Option(
+        metavar="SIZE",
+        help="small, medium, large or extreme. May be repeated. [default: medium]",
+        autocompletion=complete("small", "medium", "large", "extreme"),
+    ),
 ]
 Contenders = Annotated[
-    str | None, typer.Option(help="Comma-separated names, or all.", show_default="eager, three modes, torchwise")
+    str | None,
+    typer.Option(
+        help="Comma-separated names, or all.",
+        show_default="eager, three modes, torchwise",
+        autocompletion=_complete_contenders,
+    ),
 ]
 SearchBudget = Annotated[
     float | None,
@@ -73,10 +104,20 @@ def bench(
     device: Device = "",
     contenders: Contenders = None,
     mode: Annotated[
-        str, typer.Option(help="inference or training (with a backward pass).", show_default="inference")
+        str,
+        typer.Option(
+            help="inference or training (with a backward pass).",
+            show_default="inference",
+            autocompletion=complete_mode,
+        ),
     ] = "",
     objective: Annotated[
-        str, typer.Option(help="Aim: latency or throughput (calls back to back).", show_default="latency")
+        str,
+        typer.Option(
+            help="Aim: latency or throughput (calls back to back).",
+            show_default="latency",
+            autocompletion=complete("latency", "throughput"),
+        ),
     ] = "",
     effort: Effort = "standard",
     calls: Calls = DEFAULT_CALLS,

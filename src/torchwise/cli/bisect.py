@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchwise.cli.common import check_writable, interruptible, resolve_choice
-from torchwise.cli.options import PLAN_HELP, Budget, Device, Mode, Seed, Store, Target, former_option, json_option
+from torchwise.cli.options import (
+    PLAN_HELP,
+    Budget,
+    Device,
+    Mode,
+    Seed,
+    Store,
+    Target,
+    complete,
+    complete_plan,
+    former_option,
+    json_option,
+)
 
 if TYPE_CHECKING:
     from torchwise.plan import Plan
@@ -24,6 +36,7 @@ PlanOrStudy = Annotated[
     typer.Option(
         help=f"Plan to bisect: {PLAN_HELP}",
         show_default="plain torch.compile",
+        autocompletion=complete_plan,
     ),
 ]
 ReproFile = Annotated[
@@ -37,7 +50,11 @@ ReproFile = Annotated[
 def bisect(
     target: Target,
     symptom: Annotated[
-        str, typer.Option(help="wrong, nan, crash, hang, slow, or auto for any of them except slow.")
+        str,
+        typer.Option(
+            help="wrong, nan, crash, hang, slow, or auto for any of them except slow.",
+            autocompletion=complete("wrong", "nan", "crash", "hang", "slow", "auto"),
+        ),
     ] = "auto",
     what: Annotated[str | None, former_option("--what", "--symptom")] = None,
     plan: PlanOrStudy = None,

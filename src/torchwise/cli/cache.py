@@ -9,7 +9,7 @@ import typer
 
 from torchwise.cli.common import Group, check_writable, find_decided
 from torchwise.cli.local_caches import NAMES, clear, limit, show_cache, show_caches
-from torchwise.cli.options import Store, Study, former_option, json_option
+from torchwise.cli.options import Store, Study, complete, former_option, json_option
 
 if TYPE_CHECKING:
     from torchwise.artifact import Info
@@ -143,7 +143,11 @@ def list_(
 @cache.command("info")
 def info(
     file: Annotated[
-        str, typer.Argument(help="The artifact, such as model.tw, or its URL. Or inductor, triton or torchwise.")
+        str,
+        typer.Argument(
+            help="The artifact, such as model.tw, or its URL. Or inductor, triton or torchwise.",
+            autocompletion=complete(*NAMES),
+        ),
     ],
     json: Annotated[Path | None, json_option("Write the manifest and decision as JSON")] = None,
 ) -> None:

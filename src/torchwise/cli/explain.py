@@ -16,6 +16,7 @@ from torchwise.cli.options import (
     Store,
     Target,
     budget_option,
+    complete_plan,
     count_option,
     former_option,
     html_option,
@@ -27,7 +28,12 @@ from torchwise.plan.workload_spec import DEFAULT_CALLS
 def explain(
     target: Target,
     plan: Annotated[
-        str | None, typer.Option(help=f"Plan to explain: {PLAN_HELP}", show_default="torch.compile with its defaults")
+        str | None,
+        typer.Option(
+            help=f"Plan to explain: {PLAN_HELP}",
+            show_default="torch.compile with its defaults",
+            autocompletion=complete_plan,
+        ),
     ] = None,
     mode: Mode = "inference",
     device: Device = "",

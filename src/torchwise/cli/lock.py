@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchwise.cli.common import check_writable, interruptible
-from torchwise.cli.options import Effort, FullGraph, LockFile, Store, json_option
+from torchwise.cli.options import Effort, FullGraph, LockFile, Store, complete_stored_target, json_option
 
 if TYPE_CHECKING:
     from torchwise.environment import Environment
@@ -29,6 +29,7 @@ def lock(
             metavar="TARGET",
             help="Targets to lock, by the names that were tuned.",
             show_default="all targets of the file",
+            autocompletion=complete_stored_target,
         ),
     ] = None,
     file: LockFile = Path("torchwise.lock"),
@@ -64,7 +65,12 @@ def lock(
 def check(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TARGET", help="Targets to check.", show_default="all targets of the file"),
+        typer.Argument(
+            metavar="TARGET",
+            help="Targets to check.",
+            show_default="all targets of the file",
+            autocompletion=complete_stored_target,
+        ),
     ] = None,
     file: LockFile = Path("torchwise.lock"),
     no_measure: Annotated[

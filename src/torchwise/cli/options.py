@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from torchwise.cli.common import check_writable
 from torchwise.errors import to_count
 from torchwise.plan.numerics import Numerics
 from torchwise.plan.workload_spec import DEFAULT_TOLERANCE
+
+if TYPE_CHECKING:
+    from torchwise.store.schema import StudySummary
 
 
 def complete(*values: str) -> Callable[[str], list[str]]:
@@ -30,13 +33,37 @@ def complete_target(incomplete: str) -> list[str]:
 
 def complete_study(incomplete: str) -> list[tuple[str, str]]:
     """Complete `latest` or the number of a study in the default store, with its target as the help."""
+    found = [("latest", "decided last"), *((str(study.id), study.target) for study in _list_stored())]
+    return [pair for pair in found if pair[0].startswith(incomplete)]
+
+
+def complete_number(incomplete: str) -> list[tuple[str, str]]:
+    """Complete the number of a study in the default store, with its target as the help."""
+    return [pair for pair in complete_study(incomplete) if pair[0] != "latest"]
+
+
+def complete_stored_target(incomplete: str) -> list[str]:
+    """Complete the name of a target that has a study in the default store."""
+    found = dict.fromkeys(study.target for study in _list_stored())
+    return [target for target in found if target.startswith(incomplete)]
+
+
+def complete_plan(incomplete: str) -> list[tuple[str, str]]:
+    """Complete a name of a plan that `resolve_choice` reads, but JSON: eager, a mode, or a study."""
+    from torchwise.plan.rules import list_allowed
+
+    modes = [("eager", "as written"), *((mode, "a mode of torch.compile") for mode in list_allowed("mode"))]
+    return [*(pair for pair in modes if pair[0].startswith(incomplete)), *complete_study(incomplete)]
+
+
+def _list_stored() -> list[StudySummary]:
+    """List the newest studies of the default store. There are none if it cannot be read."""
     from torchwise.errors import StorageError
     from torchwise.store import open_storage
 
-    found = [("latest", "decided last")]
     with contextlib.suppress(StorageError), open_storage(existing=True) as storage:
-        found += [(str(study.id), study.target) for study in storage.list_studies(limit=50)]
-    return [pair for pair in found if pair[0].startswith(incomplete)]
+        return storage.list_studies(limit=50)
+    return []
 
 
 Target = Annotated[
@@ -132,7 +159,12 @@ def budget_option(default: str) -> Any:
 
 
 Budget = Annotated[float | None, budget_option("none")]
-Launcher = Annotated[str, typer.Option(help="process (this machine) or ray (one device of a Ray cluster).")]
+Launcher = Annotated[
+    str,
+    typer.Option(
+        help="process (this machine) or ray (one device of a Ray cluster).", autocompletion=complete("process", "ray")
+    ),
+]
 Address = Annotated[
     str | None,
     typer.Option(
@@ -162,7 +194,11 @@ PLAN_HELP = (
 )
 TryPlans = Annotated[
     list[str] | None,
-    typer.Option(metavar="PLAN", help=f"Plan to try instead of searching: {PLAN_HELP} May be repeated."),
+    typer.Option(
+        metavar="PLAN",
+        help=f"Plan to try instead of searching: {PLAN_HELP} May be repeated.",
+        autocompletion=complete_plan,
+    ),
 ]
 LockFile = Annotated[Path, typer.Option("--lock", help="The lock file.")]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchwise.cli.common import UNCUT, Group, check_writable, find_decided, find_plan, find_study, read_study
-from torchwise.cli.options import Store, Study, former_option, json_option, note_former_name
+from torchwise.cli.options import (
+    Store,
+    Study,
+    complete_number,
+    complete_stored_target,
+    former_option,
+    json_option,
+    note_former_name,
+)
+from torchwise.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,10 +38,24 @@ FOLDED = ("target", "plan")
 MIN_FOLDED = 20
 """Minimum width of folded columns in a table, in characters."""
 
+
+def _complete_plan(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Complete eager or the id of a plan of the study before it on the command line."""
+    found = {"eager": "as written"}
+    with contextlib.suppress(InputError):
+        found |= {trial.plan.id: str(trial.plan) for trial in find_study(ctx.params["study"], None).trials}
+    return [pair for pair in found.items() if pair[0].startswith(incomplete)]
+
+
+StoredTarget = Annotated[
+    str | None, typer.Option("--target", help="Only those of this target.", autocompletion=complete_stored_target)
+]
 PlanArgument = Annotated[
     str | None,
     typer.Argument(
-        help="Id of a plan that the study tried, or the beginning of the id, or eager.", show_default="the decided plan"
+        help="Id of a plan that the study tried, or the beginning of the id, or eager.",
+        show_default="the decided plan",
+        autocompletion=_complete_plan,
     ),
 ]
 Reason = Annotated[str, typer.Option(help="The reason, for other people to read.")]
@@ -40,7 +64,7 @@ By = Annotated[str | None, typer.Option(help="Your name.", show_default="the log
 
 @plans.command("list")
 def list_plans(
-    target: Annotated[str | None, typer.Option(help="Only those of this target.")] = None,
+    target: StoredTarget = None,
     max_count: Annotated[int, typer.Option(min=1, help="Maximum number of studies.")] = 50,
     limit: Annotated[int | None, former_option("--limit", "--max-count")] = None,
     store: Store = None,
@@ -141,7 +165,10 @@ def import_(
 
 
 @plans.command("delete")
-def delete(study: Annotated[int, typer.Argument(help="Number of a stored study.")], store: Store = None) -> None:
+def delete(
+    study: Annotated[int, typer.Argument(help="Number of a stored study.", autocompletion=complete_number)],
+    store: Store = None,
+) -> None:
     """Delete a study with all its trials and its decisions."""
     from torchwise.store import open_storage
 
@@ -196,9 +223,7 @@ def withdraw(study: Study, plan: PlanArgument = None, store: Store = None) -> No
 
 
 @plans.command("approvals")
-def list_approvals(
-    target: Annotated[str | None, typer.Option(help="Only those of this target.")] = None, store: Store = None
-) -> None:
+def list_approvals(target: StoredTarget = None, store: Store = None) -> None:
     """List approved, pinned and rejected plans, newest first."""
     from torchwise.report.facts import when
     from torchwise.store import open_storage
@@ -218,9 +243,7 @@ def list_approvals(
 
 
 @plans.command("rulings", hidden=True)
-def list_rulings(
-    target: Annotated[str | None, typer.Option(help="Only those of this target.")] = None, store: Store = None
-) -> None:
+def list_rulings(target: StoredTarget = None, store: Store = None) -> None:
     """List approvals, by the former name of the command."""
     note_former_name("torchwise plans rulings", "torchwise plans approvals")
     list_approvals(target, store)
@@ -299,8 +322,6 @@ def _scope(target: str, mode: str, hardware: str) -> str:
 
 def _login() -> str:
     import getpass
-
-    from torchwise.errors import InputError
 
     try:
         return getpass.getuser()

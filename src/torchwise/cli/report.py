@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from torchwise.cli.common import find_study, show_study
-from torchwise.cli.options import Store, html_option, json_option
+from torchwise.cli.options import Store, complete_study, html_option, json_option
 
 PORT = 8501
 """Streamlit's default."""
@@ -16,7 +16,11 @@ PORT = 8501
 
 def report(
     study: Annotated[
-        str, typer.Argument(help="Number of a stored study, `latest` (decided last), or a file written with --json.")
+        str,
+        typer.Argument(
+            help="Number of a stored study, `latest` (decided last), or a file written with --json.",
+            autocompletion=complete_study,
+        ),
     ],
     html: Annotated[Path | None, html_option("Write the study as a self-contained page.")] = None,
     json: Annotated[Path | None, json_option("Write the study as JSON (schema torchwise.study/1)")] = None,

@@ -20,9 +20,20 @@ if TYPE_CHECKING:
 SCHEMA = "torchwise.zoo/1"
 
 
+def _complete_name(incomplete: str) -> list[str]:
+    from torchwise.zoo import list_workloads
+
+    names = [entry.name for entry in list_workloads()]
+    families = dict.fromkeys(name.partition(".")[0] for name in names)
+    return [name for name in (*families, *names) if name.startswith(incomplete)]
+
+
 def zoo(
     name: Annotated[
-        str | None, typer.Argument(help="A family, or family.operation[@size].", show_default="all of them")
+        str | None,
+        typer.Argument(
+            help="A family, or family.operation[@size].", show_default="all of them", autocompletion=_complete_name
+        ),
     ] = None,
     json: Annotated[Path | None, json_option("Write the list as JSON")] = None,
 ) -> None:
