@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from components_finders import THREADS, Failing, Finder
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchwise
 from torchwise.errors import InputError, TorchwiseError
@@ -514,9 +515,13 @@ def test_inputs_from_the_midst_of_a_graph_are_sought_with_as_leaves() -> None:
     assert example.args[0].requires_grad
 
 
-def test_no_plan_is_sought_within_a_transform() -> None:
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize(
+    "transform", [torch.vmap, lambda call: lambda x: torch.jit.trace(call, x, check_trace=False), make_fx]
+)
+def test_no_plan_is_sought_within_a_transform(transform: Callable[[Any], Any]) -> None:
     manager, call = make_manager(find := Finder())
-    torch.vmap(call)(X)
+    transform(call)(X)
     assert find.asked == []
     assert manager.statistics()["double"].original == {FallbackReason.SEARCH_POSTPONED: 1}
 

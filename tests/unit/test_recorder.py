@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchwise._torch.modules import MODULE_CALL
 from torchwise.compile.forward_entry import calls_forward_alone
@@ -183,6 +186,73 @@ def test_inputs_that_cannot_be_copied_are_tried_once_and_take_no_room() -> None:
             net(Refuses(), X)
     assert first == len(tried) > 0
     assert kept == 2 * X.numel() * X.element_size(), "the inputs of its two parts"
+
+
+class CountedOperators(TorchDispatchMode):
+    """A mode of a program that counts the operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+class CountedFunctions(TorchFunctionMode):
+    """A mode of a program that counts the functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [CountedOperators, CountedFunctions])
+def test_modes_of_the_program_see_its_own_operators_alone(mode: Any) -> None:
+    def count() -> int:
+        net = Net()
+        with mode() as found:
+            for _ in range(3):
+                net(X, mask=torch.nn.Parameter(X))
+        return found.count  # type: ignore[no-any-return]
+
+    alone = count()
+    with CallRecorder(holds=True) as recorder:
+        assert count() == alone > 0
+    (module,) = recorder.to_record("program").modules
+    assert module.calls == 3
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_a_trace_holds_the_operators_of_the_program_alone() -> None:
+    net = Net().eval()
+
+    def trace() -> str:  # without the numbers of its own that each trace gives to classes
+        return re.sub(r"_{3}torch_mangle_\d+\.", "", str(torch.jit.trace(net, X, check_trace=False).inlined_graph))
+
+    alone = trace()
+    with CallRecorder() as recorder:
+        traced = torch.jit.trace(net, X)  # which traces once more, and compares
+        again = trace()
+        net(X)
+    assert again == alone
+    assert torch.equal(traced(X), net(X))
+    counted = next(one for one in recorder.to_record("program").modules if one.name == "Net")
+    assert counted.parameters == sum(parameter.numel() for parameter in net.parameters())
+
+
+def test_a_module_whose_first_call_makes_its_weights_is_recorded_as_one() -> None:
+    net = torch.nn.Sequential(torch.nn.LazyLinear(2))
+    with CallRecorder() as recorder:
+        for _ in range(3):
+            net(X)
+    (module,) = recorder.to_record("program").modules
+    assert (module.name, module.calls) == ("Sequential", 3)
 
 
 def test_an_error_of_the_program_is_its_own() -> None:

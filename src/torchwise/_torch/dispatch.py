@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -32,6 +33,8 @@ FUNCTION_MODES = PrivateName("torch._C", "_len_torch_function_stack")
 FUNCTION_MODE = PrivateName("torch._C", "_get_function_stack_at")
 """Read by `list_function_modes`, without a lookup on each call."""
 NO_SUBCLASSES = PrivateName("torch._C", "DisableTorchFunctionSubclass")
+NO_FUNCTIONS = PrivateName("torch._C", "DisableTorchFunction")
+"""A context in which neither modes nor subclasses replace functions, so that no program sees what runs in it."""
 NO_AUTOCAST = PrivateName("torch._C", "_DisableAutocast")
 SET_GRAD = PrivateName("torch._C", "_set_grad_enabled")
 ONLY_LIFT_CPU = PrivateName("torch._C", "_set_only_lift_cpu_tensors")
@@ -40,6 +43,8 @@ LOG_USAGE = PrivateName("torch._C", "_log_api_usage_once")
 ENTER_AUTOCAST = PrivateName("torch.amp.autocast_mode", "_enter_autocast")
 C_MODULE = "torch._C"
 """The module whose functions are public as those of `torch`."""
+IS_TRACING = PrivateName("torch._C", "_is_tracing")
+"""Returns whether `torch.jit.trace` writes down what runs."""
 DUAL_LEVEL = PrivateName("torch.autograd.forward_ad", "_current_level")
 """Read by `is_transforming`, without a lookup on each call."""
 FAKE_TENSOR = PrivateName("torch._subclasses.fake_tensor", "FakeTensor")
@@ -59,6 +64,8 @@ EMPTY_STRIDED = PrivateName("torch._C._dynamo.guards", "_empty_strided_cuda")
 """Allocates a tensor on the current device in a third of the time of `torch.empty_like`, as Inductor's code does."""
 
 _forward_ad, _innermost = torch.autograd.forward_ad, TRANSFORMS.get()
+_is_traced: Callable[[], bool] = IS_TRACING.get()
+_count_dispatch_modes: Callable[[], int] = DISPATCH_MODES.get()
 
 
 class _EagerStance:
@@ -118,6 +125,11 @@ class EagerMode(TorchDispatchMode):
 def is_transforming() -> bool:
     """Return whether a transform of functions (vmap, grad, jvp) is active."""
     return _forward_ad._current_level >= 0 or _innermost() is not None
+
+
+def is_observed() -> bool:
+    """Return whether each operator that runs now is seen by the program: a trace of TorchScript, or a mode."""
+    return _is_traced() or _count_dispatch_modes() > 0
 
 
 def list_modes() -> tuple[tuple[dict[Any, Any], ...], dict[str, Any], str]:

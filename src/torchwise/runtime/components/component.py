@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 import torch
 
-from torchwise._torch.dispatch import is_transforming
+from torchwise._torch.dispatch import is_observed, is_transforming
 from torchwise.alerts import alert
 from torchwise.environment import available_cpus
 from torchwise.errors import TorchwiseError
@@ -396,4 +396,5 @@ def _choose_mode(config: CompileConfig, original: Callable[..., Any]) -> Compile
 
 def _is_unusual() -> bool:
     """Return whether inputs may differ from their appearance, or may not be copied, right now."""
-    return is_transforming() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+    captures = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return captures or is_transforming() or is_observed()

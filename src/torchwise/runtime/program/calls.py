@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from torchwise._torch.dispatch import NO_FUNCTIONS
 from torchwise.plan.workload_spec import Mode
 from torchwise.records.recording import Kept, RecordedInputs, RecordedModule
 from torchwise.workload.workload import Example
@@ -175,7 +176,10 @@ def device_type_of(thing: Any) -> str:
 def device_of_parameters(thing: Any) -> torch.device | None:
     """Return the device of the first parameter of a module, or None if it has none, as a function."""
     first = next(thing.parameters(), None) if isinstance(thing, torch.nn.Module) else None
-    return None if first is None else first.device
+    if first is None:
+        return None
+    with NO_FUNCTIONS.get()():  # a mode of the program would see that it is read
+        return first.device
 
 
 def is_capturing() -> bool:

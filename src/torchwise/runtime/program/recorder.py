@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Self
 
@@ -19,11 +20,12 @@ import psutil
 import torch
 
 from torchwise._torch.call_hook import CallHook, answer_by_hook, call_with_parts_apart, set_call_hook, take_all_calls
-from torchwise._torch.dispatch import is_transforming
+from torchwise._torch.dispatch import NO_FUNCTIONS, is_observed, is_transforming
 from torchwise.compile import signature_of
 from torchwise.plan.workload_spec import Mode
 from torchwise.records import format as show
 from torchwise.records.recording import Kept, Recording
+from torchwise.runtime.components.program import count_parameters
 from torchwise.runtime.program.calls import Calls, Kind, device_type_of, is_capturing, record_event
 from torchwise.workload import pytree
 from torchwise.workload.module_state import State
@@ -45,6 +47,9 @@ MIN_FREE = 0.1
 """Share of the memory that must be free to keep a module alive beside others."""
 MAX_EVENTS = 64
 MAX_TEXTS = 4
+PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+"""Tensors that are copied alike without functions of their class."""
+_no_functions = NO_FUNCTIONS.get()
 
 
 class CallRecorder:
@@ -149,7 +154,7 @@ class CallRecorder:
         qualname = getattr(named, "__qualname__", None) or type(named).__qualname__
         number = self._names[qualname] = self._names.get(qualname, 0) + 1
         found = Calls(qualname if number == 1 else f"{qualname}#{number}", qualname, weakref.ref(thing))
-        found.parameters = sum(p.numel() for p in thing.parameters()) if is_module else -1
+        found.parameters = 0 if is_module else -1
         self._by_id[id(thing)] = found
         self.calls.append(found)
         if self._holds:
@@ -179,13 +184,16 @@ class CallRecorder:
             min(held[:-1], key=lambda one: one.timed_s).held = None
 
     def _look(self, calls: Calls, thing: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind | None:
-        if is_transforming() or torch.compiler.is_compiling() or is_capturing():
+        if is_transforming() or is_observed() or torch.compiler.is_compiling() or is_capturing():
             return None
         begun = time.thread_time()
         try:
-            mode: Mode = "training" if _trains(thing, args, kwargs) else "inference"
-            autocast = autocast_dtype(thing)
-            key = (signature_of(args, kwargs), mode, getattr(thing, "training", False), autocast)
+            with _no_functions():
+                if not calls.kinds and calls.parameters >= 0:  # not before, as a trace would see it
+                    calls.parameters = count_parameters(thing)
+                mode: Mode = "training" if _trains(thing, args, kwargs) else "inference"
+                autocast = autocast_dtype(thing)
+                key = (signature_of(args, kwargs), mode, getattr(thing, "training", False), autocast)
         finally:
             calls.looked_s += time.thread_time() - begun
         if (kind := calls.kinds.get(key)) is not None:
@@ -197,15 +205,19 @@ class CallRecorder:
         if calls.is_open:
             calls.notes["the calls of its parts were recorded instead"] = None
             return None
-        kind = calls.kinds[key] = Kind(key, describe_inputs(args, kwargs), mode, autocast, example, kept)
+        with _no_functions():
+            text = describe_inputs(args, kwargs)
+        kind = calls.kinds[key] = Kind(key, text, mode, autocast, example, kept)
         return kind
 
     def _keep(self, example: Example, calls: Calls) -> tuple[Example | None, Kept]:
         """Copy inputs before the call, which may write to them. That happens once for each kind."""
-        tensors = tensors_of(example)
-        size = bytes_of(tensors)
+        with _no_functions():
+            tensors = tensors_of(example)
+            size = bytes_of(tensors)
+        unseen = _no_functions if all(type(each) in PLAIN_TENSORS for each in tensors) else nullcontext
         try:
-            with torch.inference_mode(False), torch.no_grad():
+            with unseen(), torch.inference_mode(False), torch.no_grad():
                 if self.kept_bytes + size <= self._room:
                     copied = example.clone()
                     self.kept_bytes += size
