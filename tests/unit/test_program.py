@@ -23,6 +23,7 @@ from torchwise.compile.backends import inductor
 from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Interval
+from torchwise.report.recording import sentence
 from torchwise.runtime.api import Study
 from torchwise.runtime.components.statistics import ComponentStatistics
 from torchwise.runtime.program import StoredPlans, recorder, start_costs, tuning
@@ -147,6 +148,40 @@ def test_a_pipeline_is_optimized_in_place_and_restored(searches: Searches) -> No
     assert vars(pipe) == inside
     assert type(pipe.encoder) is Net
     assert torch.equal(pipe(X)["out"], expected)
+
+
+class Steps(torch.nn.Sequential):
+    """An object with items that is entered, such as an encoder that is a sequence of its parts."""
+
+    def __enter__(self) -> str:
+        return "entered"
+
+    def __exit__(self, *_error: object) -> None:
+        self.is_left = True
+
+
+def test_items_and_contexts_are_the_objects_own(searches: Searches) -> None:
+    steps = Steps(Net().eval(), torch.nn.ReLU())
+    fast: Any = tw.optimize(steps, run=lambda one: one(X))
+    assert (len(fast), fast[0], [*fast]) == (2, steps[0], [*steps])
+    with fast as entered:
+        assert entered == "entered"
+    assert steps.is_left
+    del fast.is_left
+    assert not hasattr(steps, "is_left")
+    assert (type(copy.copy(fast)).__name__, len(copy.copy(fast))) == ("OptimizedProgram", 2)
+    plain: Any = tw.optimize(Pipeline(), run=lambda one: one(X))
+    with pytest.raises(TypeError, match="has no len"):
+        len(plain)
+
+
+def test_a_pipeline_ends_with_what_was_decided_in_one_line(
+    searches: Searches, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fast = tw.optimize(Pipeline(), run=lambda p: p(X))
+    assert capsys.readouterr().err == f"torchwise: {sentence(fast.report.record)}\n"
+    tw.optimize(Pipeline(), run=lambda p: p(X), progress=False)
+    assert capsys.readouterr().err == ""
 
 
 def test_the_calls_of_modules_are_in_proportion(searches: Searches) -> None:

@@ -65,5 +65,9 @@ def test_given_calls_are_those_of_all_blocks_that_share_a_plan(searches: Searche
         for block in blocks:
             block(make(3))
 
-    tw.tune_program(program, calls=1000)
+    report = tw.tune_program(program, calls=1000)
     assert [request.workload.calls for request, _ in searches.asked] == [1000]
+    (decision,) = [study.decision for study in report.studies.values()]
+    assert [module.record.expected_calls for module in report.modules] == [50] * 20, "together the 1000"
+    assert sum(module.record.net_saving_s for module in report.modules) == pytest.approx(decision.saved_s)
+    assert all(module.record.net_saving_s == decision.saved_s / 20 for module in report.modules)

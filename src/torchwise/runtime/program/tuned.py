@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from torchwise.records import format as show
 from torchwise.records.codec import to_builtins
@@ -104,16 +104,32 @@ class TunedProgram:
         return f"<TunedProgram {self._recording.program}: {placed} of {modules} by a plan>"
 
 
+SPECIAL = (
+    *("__len__", "__iter__", "__next__", "__getitem__", "__setitem__", "__delitem__", "__contains__", "__reversed__"),
+    *("__enter__", "__exit__", "__aenter__", "__aexit__", "__aiter__", "__anext__", "__bool__"),
+)
+"""Methods that Python looks for in a class alone."""
+
+
 class OptimizedProgram(Generic[T]):
-    """An object whose modules run by their plans. Calls and attributes are the object's own.
+    """An object whose modules run by their plans. Calls, attributes, items and contexts are the object's own.
 
     Attributes:
         report: what was recorded and decided.
         original: the object itself, in which the plans are.
     """
 
+    def __new__(cls, original: T, report: TunedProgram) -> Self:  # noqa: ARG004 - those of `__init__`
+        """Make an instance of a class that has the special methods of the object's class, and no others."""
+        own = {name: _forward_to_original(name) for name in SPECIAL if hasattr(type(original), name)}
+        return super().__new__(type(cls.__name__, (cls,), {**own, "__module__": cls.__module__}) if own else cls)
+
     def __init__(self, original: T, report: TunedProgram) -> None:
         self.__dict__.update(original=original, report=report)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle as what it was made from, as a class of its own cannot be found by its name."""
+        return OptimizedProgram, (self.original, self.report)
 
     def _list_monitored(self) -> dict[str, Monitored]:
         report: TunedProgram = self.report
@@ -137,9 +153,19 @@ class OptimizedProgram(Generic[T]):
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.original, name, value)
 
+    def __delattr__(self, name: str) -> None:
+        delattr(self.original, name)
+
     def _repr_html_(self) -> str:
         report: TunedProgram = self.report
         return report._repr_html_()
 
     def __repr__(self) -> str:
         return f"<OptimizedProgram of {type(self.original).__qualname__}: {self.report!r}>"
+
+
+def _forward_to_original(name: str) -> Callable[..., Any]:
+    def call(self: OptimizedProgram[Any], *args: Any) -> Any:
+        return getattr(type(self.original), name)(self.original, *args)
+
+    return call

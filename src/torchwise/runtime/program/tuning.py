@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -18,6 +19,7 @@ from torchwise.plan.requirements import Property, read_properties
 from torchwise.plan.workload_spec import DEFAULT_CALLS, LIVE, ProgramKeywords, TuneOptions
 from torchwise.records import Decision
 from torchwise.records.recording import Recording
+from torchwise.report.recording import sentence
 from torchwise.runtime.api import Study, make_request, search
 from torchwise.runtime.components.program import is_component
 from torchwise.runtime.program.calls import merge_calls
@@ -84,7 +86,10 @@ def optimize_program(thing: T, run: Callable[[T], Any], **options: Unpack[Progra
     check_options(options)
     with CallRecorder(holds=True) as recorder:
         run(thing)
-    return OptimizedProgram(thing, tune_recorded(recorder, type(thing).__qualname__, options))
+    tuned = tune_recorded(recorder, type(thing).__qualname__, options)
+    if options.get("progress", True):
+        print(f"torchwise: {sentence(tuned.record)}", file=sys.stderr)
+    return OptimizedProgram(thing, tuned)
 
 
 def check_options(options: ProgramKeywords) -> None:
@@ -228,6 +233,7 @@ def _tune(
     searches = _Searches(workload, options, mix.list_examples(workload), waits)
     module.study, others, failure = searches.run_all(target_of(program, live), mix, of_others)
     decision = module.study.decision
+    together = sum(one.record.calls for one in (module, *module.alike))
     for one in (module, *module.alike):
         thing, padded = one.calls.live, mix.padded
         if padded is not None and one is not module and thing is not None:  # padding may do more with other weights
@@ -237,16 +243,17 @@ def _tune(
                 continue
         if places and thing is not None:
             one.component = place_decision(thing, one.record.name, decision, config, others=others, padded=padded)
+        share = one.record.calls / together
         one.record = replace(
             one.record,
             plan=str(decision.plan),
             speedup=decision.speedup,
             answer=decision.answer,
-            expected_calls=expected,
+            expected_calls=round(expected * share),
+            net_saving_s=decision.saved_s * share,
         )
         if one is not module:
             _note(one, f"it is like {module.record.name}, and has the same plan")
-    module.record = replace(module.record, net_saving_s=decision.saved_s)
     reason = decision.reason if decision.plan.is_eager else ""
     for note in filter(None, (mix.note, mix.describe(decision, others, failure), reason)):
         _note(module, note)
