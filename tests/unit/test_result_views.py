@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,19 +17,22 @@ from analysis_samples import an_analysis
 from bench_samples import a_benchmark
 from builders import a_study
 from explain_samples import explanation, make_finding, price
+from live_decisions import make_decision
 from torchwise import artifact, bucketing, components, lock, training
 from torchwise.diagnose.analyze import Analysis
 from torchwise.records.bisection import Bisection, Observation, Symptom
 from torchwise.records.comparison import compare
 from torchwise.records.compile_events import CompileEvents
-from torchwise.records.recording import Recording
+from torchwise.records.recording import RecordedModule, Recording
 from torchwise.records.scale import BatchFit, SizeTried
 from torchwise.report.views import render_view
 from torchwise.runtime.api import Study
 from torchwise.runtime.bucketing.padding_check import VerifiedPadding
+from torchwise.runtime.components.component import Component
 from torchwise.runtime.components.statistics import ComponentStatistics
-from torchwise.runtime.program.tuned import OptimizedProgram, TunedProgram
-from torchwise.runtime.statistics import Counts, Statistics
+from torchwise.runtime.program.calls import Calls
+from torchwise.runtime.program.tuned import OptimizedProgram, TunedModule, TunedProgram
+from torchwise.runtime.statistics import BatchStatistics, Counts, Statistics
 from torchwise.study.lock.check_results import Check
 from torchwise.study.lock.file import Lock
 
@@ -91,6 +95,7 @@ RESULTS: list[Any] = [
     Statistics(optimized=3),
     Study(STUDY),
     TunedProgram(Recording("program", 1.0), ()),
+    BatchStatistics(3, 4, 2, split=1, latencies_s=deque([0.001] * 9000)),
     VerifiedPadding(bucketing.Padding({0: 1}), (8, 16), torchwise.Example((torch.ones(2000),)), 12, True),
     a_benchmark(),
     Bisection(STUDY.workload, STUDY.environment, Observation(Symptom.NONE)),
@@ -124,6 +129,35 @@ def test_a_result_is_a_page_in_a_notebook(result: Any) -> None:
     page = result._repr_html_()
     assert page.lstrip().startswith("<!doctype html>")
     assert "</html>" in page
+
+
+def test_what_a_program_goes_on_using_prints_as_one_readable_line() -> None:
+    net = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    server = torchwise.serve_batched(net, max_batch=2)
+    server(torch.ones(1, 2))
+    server.close()
+    module = TunedModule(Calls("Net", "Net", lambda: None), RecordedModule("Net", "module", 3, 1.0, notes=("why",)))
+    shown = {
+        "TrainStep of Linear by SGD": torchwise.TrainStep(net, torch.nn.MSELoss(), optimizer),
+        "PlannedForward of Linear: <Statistics: 0 calls": training.PlannedForward(torch.nn.Linear(2, 2)),
+        "CompileManager: no components": torchwise.CompileManager(),
+        "CapturedStep lose: 0 graphs": torchwise.captured_step(lose),
+        "TunedModule Net: as written, why": module,
+        "BatchServer, closed: 1 requests in 1 batches, p99 ": server,
+        "BatchStatistics: 1 requests in 1 batches, p99 ": server.statistics,
+        "OptimizedFunction lose, plan: eager": torchwise.apply(
+            lose, make_decision(lose, torchwise.EAGER, torch.ones(2))
+        ),
+        "Component lose: <ComponentStatistics: ": Component("lose", lose, torchwise.CompileConfig.of("development")),
+    }
+    for beginning, one in shown.items():
+        assert repr(one).startswith(f"<{beginning}"), repr(one)
+        assert len(repr(one)) < 200
+
+
+def lose(x: torch.Tensor) -> torch.Tensor:
+    return x.sum()
 
 
 def test_the_walk_finds_results_of_each_package() -> None:

@@ -126,10 +126,8 @@ class BatchServer:
         self.close()
 
     def __repr__(self) -> str:
-        counts, late = self.statistics, self.statistics.latency_s()
-        p99 = "" if late is None else f", p99 {late * 1e3:.1f} ms"
-        state = "closed" if self._is_closed else "open"
-        return f"<BatchServer, {state}: {counts.requests} requests in {counts.batches} batches{p99}>"
+        _, _, counts = repr(self.statistics).partition(": ")
+        return f"<BatchServer, {'closed' if self._is_closed else 'open'}: {counts}"
 
     def _serve(self) -> None:
         torch.set_num_threads(self._threads)  # OpenMP has a number for each thread, by default that of all cores

@@ -212,6 +212,10 @@ class OptimizedFunction(PlanWrapper):
             return served.original(*args, **kwargs)
         return served(*args, **kwargs)
 
+    def __repr__(self) -> str:
+        name = getattr(self._dispatcher.original, "__qualname__", type(self._dispatcher.original).__qualname__)
+        return f"<OptimizedFunction {name}, {self._dispatcher.describe()}>"
+
 
 def _rebuilt(kind: type[Wrapper], *parts: Any) -> Any:
     """Make a wrapper again from a pickle of an earlier version, which has the hooks last."""

@@ -15,6 +15,7 @@ from torchwise.alerts import alert
 from torchwise.compile.cuda_graphs.compile_freeze import count_captured_graphs
 from torchwise.compile.recompiles import RecompileLimitError
 from torchwise.records import Decision
+from torchwise.records.format import seconds
 from torchwise.records.shown import Shown
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 
@@ -341,7 +342,7 @@ class Fallbacks:
 
 
 @dataclass(slots=True)
-class BatchStatistics:
+class BatchStatistics(Shown):
     """The counts of a batching server.
 
     Attributes:
@@ -368,3 +369,10 @@ class BatchStatistics:
         """Return the seconds within which this share of the latest requests was answered, or None without any."""
         found = sorted(self.latencies_s.copy())
         return found[max(0, math.ceil(share * len(found)) - 1)] if found else None
+
+    def __repr__(self) -> str:
+        late = self.latency_s()
+        p99 = "" if late is None else f", p99 {seconds(late)}"
+        odd = [f"{count} {word}" for word in ("split", "failures", "refused") if (count := getattr(self, word))]
+        answered = f"{self.requests} requests in {self.batches} batches"
+        return f"<BatchStatistics: {', '.join([answered, *odd])}{p99}>"

@@ -118,6 +118,9 @@ class TrainStep:
         self.ema = ema
         check(self)
 
+    def __repr__(self) -> str:
+        return f"<TrainStep of {type(self.model).__qualname__} by {type(self.optimizer).__qualname__}>"
+
     def __call__(self, *batch: Any) -> torch.Tensor:
         """Take one step as written, and return its loss, detached."""
         loss = self.compute(self.parts(), *batch)

@@ -39,6 +39,7 @@ from torchwise.compile.guards.code_guard import CodeGuard
 from torchwise.compile.guards.varying_values import VaryingKind, VaryingValue
 from torchwise.compile.recompiles import Recompiles
 from torchwise.errors import UnsupportedError
+from torchwise.records.format import pluralize
 from torchwise.workload import pytree
 
 logger = logging.getLogger("torchwise")
@@ -118,6 +119,10 @@ class CapturedStep:
         self._lock = threading.RLock()
         self._inside = False
         self._pool = GraphPool()
+
+    def __repr__(self) -> str:
+        name = getattr(self._step, "__qualname__", type(self._step).__qualname__)
+        return f"<CapturedStep {name}: {pluralize(len(self._graphs), 'graph')}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one training step."""

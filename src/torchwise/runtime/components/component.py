@@ -35,7 +35,7 @@ from torchwise.runtime.components.find import (
     tune_in_workers,
 )
 from torchwise.runtime.components.program import autocast_of, count_parameters, device_of, wrap_in_autocast
-from torchwise.runtime.components.statistics import ComponentStatistics
+from torchwise.runtime.components.statistics import ComponentStatistics, Counted
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.monitored import ITSELF
 from torchwise.runtime.served import CLOSED, Served, served_of, swap
@@ -60,7 +60,7 @@ _here = threading.local()
 """`within`: this thread is inside a component that runs by a plan. `first`: it is inside a component's first call."""
 
 
-class Component:
+class Component(Counted):
     """Answers the calls of one component of a program.
 
     The original answers the first call, so its errors reach the caller and cost no search. Then a search begins with

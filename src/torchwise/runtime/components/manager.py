@@ -186,6 +186,9 @@ class CompileManager:
         for component in components.values() if name is None else [components[name]]:
             component.clear()
 
+    def __repr__(self) -> str:
+        return f"<CompileManager: {', '.join(self._components) or 'no components'}>"
+
     def statistics(self) -> dict[str, ComponentStatistics]:
         """Return the statistics of each component by name."""
         return {name: component.statistics for name, component in self.components.items()}

@@ -58,3 +58,10 @@ class ComponentStatistics(Shown):
             "compile_s": self.compile_s,
         }
         return {**own, **self.counts.snapshot(), "failures": dict(self.failures)}
+
+
+class Counted:
+    """Base of what prints as its name and its statistics."""
+
+    def __repr__(self: Any) -> str:
+        return f"<{type(self).__name__} {self.name}: {self.statistics!r}>"

@@ -39,6 +39,10 @@ class TunedModule:
         """The time of all calls of the module, and of those that are like it."""
         return self.record.seconds + sum(one.record.seconds for one in self.alike)
 
+    def __repr__(self) -> str:
+        state = repr(self.component.statistics) if self.component else f"as written, {'; '.join(self.record.notes)}"
+        return f"<TunedModule {self.record.name}: {state.rstrip(', ')}>"
+
 
 class TunedProgram:
     """The result of tuning a program. It prints as a table on a terminal, and displays as a page in a notebook.

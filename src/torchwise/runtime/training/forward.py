@@ -90,6 +90,9 @@ class PlannedForward:
         self._statistics = Statistics()
         vars(self._model)["forward"] = self
 
+    def __repr__(self) -> str:
+        return f"<PlannedForward of {type(self._model).__qualname__}: {self._statistics!r}>"
+
     @property
     def decision(self) -> Decision | None:
         """The decision, or None before the second step."""
