@@ -171,6 +171,14 @@ def test_reports_go_where_the_command_was_given(tmp_path: Path, server: ProgramS
     assert (tmp_path / "r.html").is_file()
 
 
+def test_a_recording_on_standard_output_stands_there_alone(tmp_path: Path, server: ProgramServer) -> None:
+    text = "import os, subprocess\nprint(call())\nos.write(1, b'raw\\n')\nsubprocess.run(['echo', 'child'], check=True)"
+    (tmp_path / "prints.py").write_text(NET + text)
+    found = server.run(tmp_path, ["torchwise", "run", "--json", "-", "prints.py"])
+    assert json.loads(found.stdout)["program"] == "prints.py"
+    assert {"raw", "child"} < set(found.stderr.split())
+
+
 def test_a_pool_that_a_program_left_open_closes_no_other_one(tmp_path: Path) -> None:
     import concurrent.futures
 

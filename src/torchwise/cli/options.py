@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -240,7 +239,7 @@ def _checked(file: Path | None) -> Path | None:
 def _stream(ctx: typer.Context, file: Path | None) -> Path | None:
     if file != Path("-"):
         return _checked(file)
-    from torchwise.records.files import STDOUT
+    from torchwise.records.files import STDOUT, reserve_stdout
 
-    ctx.with_resource(contextlib.redirect_stdout(sys.stderr))  # otherwise no program could read the output
+    ctx.with_resource(reserve_stdout())  # otherwise no program could read the output
     return STDOUT

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from torchwise.errors import StorageError
@@ -13,6 +15,8 @@ from torchwise.records.study import Study
 
 STDOUT = Path("/dev/stdout")
 """Meaning of `--json -`."""
+_output = 1
+"""The descriptor of standard output, also while it is reserved."""
 
 
 def write_json(record: Study | Document, path: str | Path) -> Path:
@@ -41,9 +45,30 @@ def write_atomically(text: str, path: str | Path) -> Path:
     return target
 
 
+@contextlib.contextmanager
+def reserve_stdout() -> Iterator[None]:
+    """Have standard output take JSON alone: what this process and its children print goes to standard error."""
+    global _output
+    with contextlib.suppress(OSError, ValueError):  # it may be closed
+        sys.stdout.flush()
+    try:
+        _output = os.dup(1)
+        os.dup2(2, 1)
+    except OSError:  # one of them is closed: there is nothing to keep apart
+        pass
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        kept, _output = _output, 1
+        if kept != 1:
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
 def _print(text: str) -> None:
     """Write to this process's standard output itself. Opening `/dev/stdout` would overwrite a file, even with >>."""
-    with open(1, "w", encoding="utf-8", errors="replace", closefd=False) as stream:
+    with open(_output, "w", encoding="utf-8", errors="replace", closefd=False) as stream:
         stream.write(text)
 
 
