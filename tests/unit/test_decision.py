@@ -144,7 +144,8 @@ def test_nothing_was_worth_trying() -> None:
     assert decision.reason == (
         f"Stay with eager: nothing is worth a trial. {TOO_LONG}, and 3 calls take 3.00 s altogether."
     )
-    assert decide_trials(calls=1).reason.endswith("and one call take 1.00 s altogether.")
+    assert decide_trials(calls=1).reason.endswith("and one call takes 1.00 s altogether.")
+    assert decide_trials(calls=25).reason.endswith(f"{TOO_LONG}, and 25 calls take 25.0 s altogether."), "close to it"
     assert decide_trials(calls=1000).reason == "Stay with eager: nothing is worth a trial."
 
 

@@ -23,7 +23,9 @@ from torchwise.compile.backends import inductor
 from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Interval
-from torchwise.report.recording import sentence
+from torchwise.records.recording import RecordedModule, Recording
+from torchwise.report.document import Table
+from torchwise.report.recording import recording_document, sentence
 from torchwise.runtime.api import Study
 from torchwise.runtime.components.statistics import ComponentStatistics
 from torchwise.runtime.program import StoredPlans, recorder, start_costs, tuning
@@ -228,6 +230,12 @@ def test_a_report_has_rows_with_plans(searches: Searches) -> None:
     assert text == "<TunedProgram Pipeline: 2 of 2 modules by a plan>"
     assert report.to_dict()["schema"] == "torchwise.recording/1"
     assert type(report.record).from_json(report.record.to_json()) == report.record
+
+
+def test_what_was_only_counted_is_shown_as_missing() -> None:
+    page = recording_document(Recording("program", 1.0, (RecordedModule("Net", "module", 3, 0.0),)))
+    (table,) = [block for block in page.blocks if isinstance(block, Table)]
+    assert table.rows[0].cells[:5] == ("Net", "0 %", "3", "–", "–")
 
 
 def test_an_eager_decision_changes_nothing(searches: Searches) -> None:

@@ -60,7 +60,7 @@ def _table(recording: Recording) -> doc.Table:
 
 
 def _row(recording: Recording, module: RecordedModule, *, is_tuned: bool) -> doc.Row:
-    average = module.seconds / module.calls if module.calls else None
+    average = module.seconds / module.calls if module.calls and module.seconds else None
     figures = (show.percent(recording.share(module)), show.count(module.calls), show.seconds(average))
     last: tuple[str, ...] = (show.seconds(module.saved_s(EXAMPLE)),)
     if is_tuned:
@@ -85,7 +85,7 @@ def _inputs(module: RecordedModule) -> str:
         kind = f" ({', '.join(more)})" if more else ""
         texts.append(f"{one.inputs}{kind} × {show.count(one.calls)}")
     rest = len(module.inputs) - MAX_INPUTS
-    return "; ".join([*texts, *([f"{show.pluralize(rest, 'further kind')}"] if rest > 0 else [])])
+    return "; ".join([*texts, *([f"{show.pluralize(rest, 'further kind')}"] if rest > 0 else [])]) or show.NONE
 
 
 def applied_document(

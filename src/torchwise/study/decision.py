@@ -17,6 +17,8 @@ from torchwise.study.history import TIE, History, sets_threads_alone
 from torchwise.study.pairwise import cheapest
 from torchwise.study.requirement_price import describe_eager_lack, describe_price, find_price
 
+SHORT = 3.0
+"""How many times as long as compiling the expected calls may take if that is the reason that nothing was tried."""
 LESS_MEMORY = 0.95
 """With the objective "memory", a plan must need less than this share of eager's peak."""
 
@@ -267,7 +269,7 @@ def _why_eager(history: History) -> str:
         return f"Stay with eager: {failed}{_too_few_calls(history)}"
     if any(t.state.is_finished for t in history.trials):
         return f"Stay with eager: no candidate was both right and faster.{_too_few_calls(history)}"
-    return f"Stay with eager: nothing is worth a trial.{_too_few_calls(history)}"
+    return f"Stay with eager: nothing is worth a trial.{_too_few_calls(history, SHORT)}"
 
 
 def _name_cut(history: History) -> str:
@@ -309,14 +311,17 @@ def _not_comparable(history: History) -> str:
     return next((verdict.reason for verdict in verdicts), "")
 
 
-def _too_few_calls(history: History) -> str:
-    """Say that too few calls are expected, if that is why nothing was compiled."""
+def _too_few_calls(history: History, times: float = 1.0) -> str:
+    """Say that too few calls are expected, if that is why nothing was compiled.
+
+    They are too few if they take at most `times` as long as compiling.
+    """
     overhead = history.predict_overhead_s(Plan(backend="inductor"))
     total = history.economics.baseline_cost
-    if total > overhead or any(t.plan.backend != "eager" for t in history.trials):
+    if total > times * overhead or any(t.plan.backend != "eager" for t in history.trials):
         return ""
-    calls = f"{history.workload.calls:,} calls" if history.workload.calls > 1 else "one call"
-    return f" Compiling would take about {seconds(overhead)}, and {calls} take {seconds(total)} altogether."
+    calls = f"{history.workload.calls:,} calls take" if history.workload.calls > 1 else "one call takes"
+    return f" Compiling would take about {seconds(overhead)}, and {calls} {seconds(total)} altogether."
 
 
 def _shortfall(best: Trial, economics: CostModel) -> str:
