@@ -3,7 +3,8 @@
 Models of few and of many modules are called with and without a recorder, in alternation. On a CPU the time is that of
 one thread's own work. Other programs disturb it less than the wall clock, but they empty the caches. So the first ratio
 is that of the quickest tenth of rounds on each side, and the median over pairs of rounds follows, with its quartiles.
-Then inputs of many shapes are offered, more than are kept, and the process grows by the
+Each round begins with calls that are not timed: a recorder that starts has Python forget what it knew of classes, and a
+program starts one once. Then inputs of many shapes are offered, more than are kept, and the process grows by the
 memory of the recording.
 
 It exits with 1 if recording adds 3 % or more to a call of 1 ms or longer, or takes 200 MB or more.
@@ -29,6 +30,7 @@ from torchwise.runtime.program import CallRecorder
 
 ROUNDS = 151
 SECONDS = 0.03
+WARM = 10
 CALL_S = 0.001
 MAX_ADDED = 0.03
 MAX_MEMORY = 200e6
@@ -120,8 +122,10 @@ def compare(call: Callable[[], object]) -> tuple[list[float], list[float], float
         for recorded in (number % 2 == 0, number % 2 == 1):
             if recorded:
                 with recorder:
+                    time_calls(call, WARM)
                     times[recorded] = time_calls(call, calls)
             else:
+                time_calls(call, WARM)
                 times[recorded] = time_calls(call, calls)
         plain.append(times[False])
         recorded_s.append(times[True])
