@@ -24,6 +24,8 @@ from torchwise.plan import Plan
 from torchwise.records import Failure, FailureKind
 from torchwise.trial import Limits
 
+TARGET = "zoo:tutorial.fusion_demo"
+
 
 class Told:
     """A launcher that keeps the inquiry and gives the answer it was made with."""
@@ -49,6 +51,18 @@ def test_a_live_model_is_sent_with_the_settings_of_this_process(tmp_path: Path) 
     assert told.inquiry.job.cache_dir, "empty caches of its own, so that the stages are all there"
     assert (tmp_path / "a").is_dir()
     assert stages == ["compile"]
+
+
+def test_the_command_and_python_show_their_progress_in_a_log_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(explaining, "ProcessLauncher", Told)
+    explain(TARGET, device="cpu")
+    assert capsys.readouterr().err.split() == ["[", "0:00]", "compile"]
+    app = typer.Typer()
+    app.command()(command)
+    done = CliRunner().invoke(app, [TARGET, "--device", "cpu", "--no-keep"])
+    assert (done.exception, done.stderr.split()) == (None, ["[", "0:00]", "compile"])
 
 
 def test_a_target_and_a_plan_are_told_as_they_are() -> None:

@@ -70,10 +70,7 @@ def explain(
     check_form(target)
     location = place_of(store) if store else None
     chosen = resolve_choice(plan, (target,), store) if plan else None
-    with (
-        interruptible(lambda: "; an unfinished explanation is not saved"),
-        Console(stderr=True).status("starting") as status,
-    ):
+    with interruptible(lambda: "; an unfinished explanation is not saved"):
         explanation = run(
             target,
             plan=chosen,
@@ -83,7 +80,6 @@ def explain(
             budget=budget,
             fixes=fixes,
             artifacts=artifacts or artefacts,
-            on_stage=lambda name: status.update(name),
         )
     Console(highlight=False).print(render_explanation(explanation, location))
     write_explanation(explanation, html=html, json=json, store=location)
