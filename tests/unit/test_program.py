@@ -583,3 +583,60 @@ def test_a_report_holds_no_inputs_and_no_module_of_the_program(searches: Searche
     gc.collect()
     assert report.returned() is None
     assert [kind.example for kind in report.modules[0].calls.kinds.values()] == [None]
+
+
+class Result:
+    """As of a tracker: boxes with the identities of what they show, in an object of the library's own."""
+
+    def __init__(self, boxes: torch.Tensor, ids: list[int]) -> None:
+        self.boxes, self.ids = boxes, ids
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class Predictor:
+    """Holds the model two attributes deep, and is set up on the first call."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.setup: dict[str, Any] | None = None
+        self.model = model
+
+
+class Tracker:
+    """As those of Ultralytics: a class that is called with frames, remembers identities, and yields results."""
+
+    def __init__(self) -> None:
+        self.predictor = Predictor(Net(4).eval())
+        self.seen: list[torch.Tensor] = []
+
+    def track(self, frames: list[torch.Tensor], *, stream: bool = False) -> Any:
+        found = (self._track(frame) for frame in frames)
+        return found if stream else list(found)
+
+    @torch.no_grad()
+    def _track(self, frame: torch.Tensor) -> Result:
+        self.predictor.setup = self.predictor.setup or {"size": frame.shape}
+        boxes = self.predictor.model(frame, mask=None)
+        self.seen.append(boxes.mean(0))
+        return Result(boxes, [*range(len(self.seen))])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tracker_that_keeps_identities_is_tuned_by_one_line_and_given_back(searches: Searches, stream: bool) -> None:
+    tracker, alone = Tracker(), Tracker()
+    alone.predictor.model.load_state_dict(tracker.predictor.model.state_dict())
+    kind = type(tracker.predictor.model)
+    frames = [X, X + 1, X * 2]
+    fast: Any = tw.optimize(tracker, run=lambda one: [*one.track(frames, stream=stream)])
+    ((_, workload),) = searches.asked
+    assert workload.call is not None
+    assert {tuple(example.args[0].shape) for example in workload.examples} == {(3, 4)}
+    [*alone.track(frames, stream=stream)]
+    for frame in (X * 3, torch.randn(7, 4)):  # the second one of a size that was never seen
+        (found,), (wanted,) = fast.track([frame]), alone.track([frame])
+        assert torch.equal(found.boxes, wanted.boxes)
+        assert found.ids == wanted.ids, "it goes on from the frames of before"
+    fast.restore()
+    assert type(tracker.predictor.model) is kind
+    assert torch.equal(tracker.track([X])[0].boxes, alone.track([X])[0].boxes)

@@ -293,7 +293,7 @@ def test_a_program_for_which_no_plan_pays_runs_alone(tmp_path: Path, searches: S
     file, store = write(tmp_path, "main"), str(tmp_path / "s.db")
     tuned = invoke("--tune", "--budget", "60", "--effort", "quick", "--store", store, str(file))
     assert "No plan surely pays" in tuned
-    words = ["--tune", "--effort", "quick", "--budget", "60.0", "--calls", "1e6"]
+    words = ["--tune", "--effort", "quick", "--budget", "60", "--calls", "1e6"]
     assert printed_command(tuned)[: len(words)] == words
     file.write_text(
         "import gc, sys, traceback\nprint(sys.argv, sys.flags, sys.warnoptions, sys._xoptions, gc.get_freeze_count())\n"

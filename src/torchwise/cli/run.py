@@ -134,7 +134,8 @@ def run(
 def _list_words(options: dict[str, Any]) -> list[str]:
     """Return the words of a command line that give the options of a search, without defaults."""
     given = {name: value for name, value in options.items() if value != SEARCH.get(name, value)}
-    words = [(f"--{name.replace('_', '-')}", *([] if value is True else [f"{value}"])) for name, value in given.items()]
+    written = {name: f"{value:.12g}" if isinstance(value, float) else f"{value}" for name, value in given.items()}
+    words = [(f"--{n.replace('_', '-')}", *([] if given[n] is True else [text])) for n, text in written.items()]
     return [word for each in words for word in each]
 
 

@@ -73,7 +73,8 @@ def check_exists(url: URL) -> None:
     """Refuse a missing file. Opening a store checks its server."""
     if url.drivername == "sqlite" and not Path(url.database or "").exists():
         raise StorageError(
-            f"store {url.database} does not exist: give another with --store, or create it by `torchwise tune`"
+            f"store {url.database} does not exist: give another with --store, or create it by `torchwise tune` "
+            "or `torchwise run --tune`"
         )
 
 
