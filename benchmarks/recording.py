@@ -3,7 +3,7 @@
 Models of few and of many modules are called with and without a recorder, in alternation. On a CPU the time is that of
 one thread's own work. Other programs disturb it less than the wall clock, but they empty the caches. So the first ratio
 is that of the quickest tenth of rounds on each side, and the median over pairs of rounds follows, with its quartiles.
-Each round begins with calls that are not timed: a recorder that starts has Python forget what it knew of classes, and a
+Each round begins with calls that are not timed: a recorder that starts has Python forget its caches of classes, and a
 program starts one once. Then inputs of many shapes are offered, more than are kept, and the process grows by the
 memory of the recording.
 

@@ -34,7 +34,7 @@ FUNCTION_MODE = PrivateName("torch._C", "_get_function_stack_at")
 """Read by `list_function_modes`, without a lookup on each call."""
 NO_SUBCLASSES = PrivateName("torch._C", "DisableTorchFunctionSubclass")
 NO_FUNCTIONS = PrivateName("torch._C", "DisableTorchFunction")
-"""A context in which neither modes nor subclasses replace functions, so that no program sees what runs in it."""
+"""A context in which neither modes nor subclasses replace functions, so that no program sees the operators in it."""
 NO_AUTOCAST = PrivateName("torch._C", "_DisableAutocast")
 SET_GRAD = PrivateName("torch._C", "_set_grad_enabled")
 ONLY_LIFT_CPU = PrivateName("torch._C", "_set_only_lift_cpu_tensors")
@@ -44,7 +44,7 @@ ENTER_AUTOCAST = PrivateName("torch.amp.autocast_mode", "_enter_autocast")
 C_MODULE = "torch._C"
 """The module whose functions are public as those of `torch`."""
 IS_TRACING = PrivateName("torch._C", "_is_tracing")
-"""Returns whether `torch.jit.trace` writes down what runs."""
+"""Returns whether `torch.jit.trace` writes operators down."""
 DUAL_LEVEL = PrivateName("torch.autograd.forward_ad", "_current_level")
 """Read by `is_transforming`, without a lookup on each call."""
 FAKE_TENSOR = PrivateName("torch._subclasses.fake_tensor", "FakeTensor")
@@ -71,8 +71,8 @@ _count_dispatch_modes: Callable[[], int] = DISPATCH_MODES.get()
 class _EagerStance:
     """Has the code that a program compiles run in eager, for as long as any thread is under an `EagerMode`.
 
-    PyTorch keeps the stance for the whole process, so the last one puts back what was before the first one. Threads
-    that each put back what they found would leave that of another one.
+    PyTorch keeps the stance for the whole process, so the last one puts back the one from before the first. If each
+    thread put back the stance that it found, that of another one would stay.
     """
 
     def __init__(self) -> None:

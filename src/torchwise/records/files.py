@@ -47,7 +47,7 @@ def write_atomically(text: str, path: str | Path) -> Path:
 
 @contextlib.contextmanager
 def reserve_stdout() -> Iterator[None]:
-    """Have standard output take JSON alone: what this process and its children print goes to standard error."""
+    """Have standard output take JSON alone. Other output of this process and its children goes to standard error."""
     global _output
     with contextlib.suppress(OSError, ValueError):  # it may be closed
         sys.stdout.flush()

@@ -81,7 +81,7 @@ def check_required(
 
 
 def _refuse_beyond_bounds(workload: Workload, run: Run) -> Run:
-    """Return what observes a call, but raises on batches that would end the process: far larger values, and NaN."""
+    """Return `run` for calls that do not end the process, as far larger values and NaN may. It raises on those."""
     if not ends_process():
         return run
     takes = make_trial(workload)

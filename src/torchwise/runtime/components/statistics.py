@@ -61,7 +61,7 @@ class ComponentStatistics(Shown):
 
 
 class Counted:
-    """Base of what prints as its name and its statistics."""
+    """Base of objects that print as their name and their statistics."""
 
     def __repr__(self: Any) -> str:
         return f"<{type(self).__name__} {self.name}: {self.statistics!r}>"
