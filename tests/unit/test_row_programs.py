@@ -239,6 +239,31 @@ def test_integers_and_booleans() -> None:
     assert all(torch.equal(one, other) for one, other in zip(found, call(x, flags), strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int64])
+def test_sums_of_integers_begin_again_when_they_overflow(dtype: torch.dtype) -> None:
+    x = torch.full((3, 40), torch.iinfo(dtype).max - 1, dtype=dtype)
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return (x * 1).sum(1, dtype=dtype) + 1
+
+    assert torch.equal(compile_call(call, x)(x), call(x))
+
+
+def test_unusual_reductions_types_and_constants() -> None:
+    def call(x: torch.Tensor) -> list[torch.Tensor]:
+        flags = x > 0
+        far = torch.full((4, 6), math.inf).to(torch.int64)
+        return [
+            *(flags.to(torch.uint8).any(1), torch.any(flags, dim=()), x.sum().sum(0), x**math.inf, far + flags),
+            *(torch.tanh(-0.0 * x.abs()), torch.expm1(-0.0 * x.abs()), (-0.0 * x.abs()).clamp(0, 1), x * 2),
+        ]
+
+    x = torch.randn(4, 6)
+    for found, wanted in zip(compile_call(call, x)(x), call(x), strict=True):
+        torch.testing.assert_close(found, wanted)
+        assert torch.equal(found.double().signbit(), wanted.double().signbit())
+
+
 def test_a_batch_of_nothing_is_answered() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).eval()
     call = compile_call(model, torch.randn(2, 3))

@@ -37,8 +37,17 @@ def lower(made: Lowering, node: torch.fx.Node, values: dict[torch.fx.Node, Value
     """Add the kernels of a node, and return its value.
 
     Raises:
-        UnsupportedError: there are none for it.
+        UnsupportedError: there are none for it, or they compute another shape or type than PyTorch does.
     """
+    found, wanted = _lower(made, node, values), node.meta.get("val")
+    if not isinstance(wanted, torch.Tensor):
+        return found
+    if found.parts or (found.shape, found.dtype) != (tuple(wanted.shape), wanted.dtype):
+        raise UnsupportedError(f"{node.target} returns {wanted.dtype}, and its code {found.dtype}")
+    return found
+
+
+def _lower(made: Lowering, node: torch.fx.Node, values: dict[torch.fx.Node, Value]) -> Value:
     name = name_of(node)
     if name == "getitem":
         return _take_part(node, values)
@@ -248,7 +257,7 @@ def _clamp(made: Lowering, given: Operands) -> Value:
     def write(x: Sequence[str], _kind: str) -> str:
         text = x[0]
         for bound, function in zip(x[1:], parts, strict=True):
-            text = f"{function}({text}, {bound})"
+            text = f"{function}({bound}, {text})"  # of zeros with two signs the second
         return text
 
     if dtype is torch.bool:
@@ -300,6 +309,8 @@ def _convert(made: Lowering, given: Operands) -> Value:
         raise UnsupportedError("floating-point numbers become short integers")
     if to not in C_TYPES or value.dtype not in C_TYPES:
         raise UnsupportedError(f"{value.dtype} becomes {to}")
+    if value.constant is not None and to is torch.int64 and not -(2**63) <= value.constant < 2**63:
+        raise UnsupportedError("a constant becomes an integer beyond its type")  # a compiler gives another than a CPU
     return made.compute(node, [value], lambda x, _: x[0], to)
 
 

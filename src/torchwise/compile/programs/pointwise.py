@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from torchwise.compile.programs.values import write_fraction
+
 Write = Callable[[Sequence[str], str], str]
 """Takes the operands, already of one type, and that type, and returns an expression of the output's type."""
 
@@ -115,7 +117,7 @@ def write_power(base: str, exponent: float, kind: str) -> str:
         -1.0: f"({kind})1 / {base}",
         -2.0: f"({kind})1 / ({base} * {base})",
     }
-    return by_exponent.get(float(exponent)) or f"std::pow({base}, ({kind}){float(exponent)!r})"
+    return by_exponent.get(float(exponent)) or f"std::pow({base}, {write_fraction(exponent, kind)})"
 
 
 def write_gelu(x: str, approximate: str, kind: str) -> str:

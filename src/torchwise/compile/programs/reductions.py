@@ -51,14 +51,21 @@ def _reduce(made: Lowering, given: Operands) -> Value:
     dims = given.number("dim", None)
     dims = [dims] if isinstance(dims, int) else dims
     view, count, width, pitch = arrange_rows(made, value, dims)
-    out = made.allocate(shape_of(node), dtype)
+    out = _allocate_rows(made, node, count, dtype)
     kind = C_TYPES[dtype]
     arguments: list[View | str] = [view, str(count), str(width), str(pitch)]
-    function = f"{ROWS_OUT[name]}<{kind}>" if name in ROWS_OUT else f"var_rows<{kind}>"
+    function = "sum_whole_rows" if not dtype.is_floating_point else ROWS_OUT.get(name, "var_rows")
     if name == "var":
         correction = given.number("correction", 1)
         arguments.append(f"(double){float(correction)!r}")
-    return made.call(function, arguments, out, count * width)
+    return made.call(f"{function}<{kind}>", arguments, out, count * width)
+
+
+def _allocate_rows(made: Lowering, node: torch.fx.Node, count: int, dtype: torch.dtype) -> View:
+    """Return memory for a number for each row."""
+    if math.prod(shape_of(node)) != count:
+        raise UnsupportedError(f"{node.target} reduces other dimensions")
+    return made.allocate(shape_of(node), dtype)
 
 
 def _as_type(made: Lowering, value: Value, dtype: torch.dtype) -> Value:
@@ -74,7 +81,7 @@ def _as_type(made: Lowering, value: Value, dtype: torch.dtype) -> Value:
 def _argmax(made: Lowering, given: Operands) -> Value:
     value, dim = given.value("self"), given.number("dim", None)
     view, count, width, pitch = arrange_rows(made, value, None if dim is None else [dim])
-    out = made.allocate(shape_of(given.node), torch.int64)
+    out = _allocate_rows(made, given.node, count, torch.int64)
     return made.call(
         f"argmax_rows<{C_TYPES[value.dtype]}>", [view, str(count), str(width), str(pitch)], out, count * width
     )
@@ -83,7 +90,7 @@ def _argmax(made: Lowering, given: Operands) -> Value:
 def _any(made: Lowering, given: Operands) -> Value:
     value, dims = given.value("self"), given.number("dim", None)
     view, count, width, pitch = arrange_rows(made, value, [dims] if isinstance(dims, int) else dims)
-    out = made.allocate(shape_of(given.node), torch.bool)
+    out = _allocate_rows(made, given.node, count, torch.bool)
     return made.call(
         f"any_rows<{C_TYPES[value.dtype]}>", [view, str(count), str(width), str(pitch)], out, count * width
     )

@@ -121,6 +121,11 @@ def write_number(value: float, dtype: torch.dtype) -> str:
     if not dtype.is_floating_point:
         whole = int(value)
         return f"({kind}){whole}LL" if whole > -(2**63) else "INT64_MIN"
+    return write_fraction(value, kind)
+
+
+def write_fraction(value: float, kind: str) -> str:
+    """Return a floating-point number as C++ writes it."""
     value = float(value)
     if math.isnan(value):
         return f'({kind})__builtin_nan("")'

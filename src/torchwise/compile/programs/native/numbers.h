@@ -42,6 +42,7 @@ inline float exp_of(float x) {
 
 inline float expm1_of(float x) {
   float near = fused(exp_series(x), x * x, x);
+  near = x == 0.0f ? x : near;
   return __builtin_fabsf(x) < 0.34f ? near : exp_of(x) - 1.0f;
 }
 
@@ -52,7 +53,7 @@ inline float tanh_of(float x) {
   p = fused(p, z, -5.37397155531e-2f);
   p = fused(p, z, 1.33314422036e-1f);
   p = fused(p, z, -3.33332819422e-1f);
-  float near = fused(p * z, x, x);
+  float near = __builtin_copysignf(fused(p * z, x, x), x);
   float far = 1.0f - 2.0f / (exp_of(2.0f * a) + 1.0f);
   return a < 0.625f ? near : __builtin_copysignf(far, x);
 }

@@ -57,12 +57,13 @@ ROWS sum_rows(const T* x, int64_t count, int64_t width, int64_t pitch, T* out) {
   return 0;
 }
 
-template <>
-int sum_rows<int64_t>(const int64_t* x, int64_t count, int64_t width, int64_t pitch, int64_t* out) {
+// Integers that overflow begin again, as in PyTorch.
+template <class T>
+ROWS sum_whole_rows(const T* x, int64_t count, int64_t width, int64_t pitch, T* out) {
   for (int64_t row = 0; row < count; ++row, x += pitch) {
     int64_t total = 0;
     for (int64_t i = 0; i < width; ++i) total += x[i];
-    out[row] = total;
+    out[row] = (T)total;
   }
   return 0;
 }
