@@ -208,6 +208,29 @@ def test_random_numbers_are_those_of_pytorch() -> None:
         torch.testing.assert_close(found, call(x))
 
 
+def test_random_numbers_lie_as_in_eager() -> None:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        return torch.randn_like(y) + torch.tanh(y) * torch.rand_like(x) + torch.bernoulli(y.sigmoid())
+
+    x = torch.randn(6, 4).t()
+    compiled = compile_call(call, x)
+    compiled(x)
+    torch.manual_seed(0)
+    found = compiled(x)
+    torch.manual_seed(0)
+    torch.testing.assert_close(found, call(x))
+
+
+def test_random_numbers_that_nothing_reads_are_still_drawn() -> None:
+    """The next ones would be others."""
+    x = torch.randn(4, 5)
+    with pytest.raises(UnsupportedError, match="random numbers that nothing reads"):
+        compile_call(lambda x: (torch.rand(3) * 2, torch.tanh(x) * 2)[1], x)(x)
+    filled = compile_call(lambda x: torch.empty(4, 5).uniform_() * x + torch.tanh(x), x)
+    filled(x)
+
+
 def test_inverses_are_right_and_singular_matrices_raise() -> None:
     x = torch.eye(3).repeat(4, 1, 1) + torch.randn(4, 3, 3, generator=torch.Generator().manual_seed(1)) / 4
     call = compile_call(lambda x: torch.linalg.inv(x * 2) @ x + 1, x)
@@ -239,6 +262,36 @@ def test_integers_and_booleans() -> None:
     assert all(torch.equal(one, other) for one, other in zip(found, call(x, flags), strict=True))
 
 
+def test_memory_is_read_as_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies otherwise than in rows gives the same numbers, to operators outside of regions, too."""
+    made = keep_regions(monkeypatch)
+
+    def call(x: torch.Tensor, bits: torch.Tensor) -> list[torch.Tensor]:
+        y = (x + 1) * 2
+        flat, values = torch.sort(x.reshape(-1))[0], torch.sort(y)[0].reshape(-1)
+        beyond = y.t()[1:].as_strided((2, 3), (6, 1), 0) * 1, y.t().split(1)[1].as_strided((2, 3), (1, 2), 1) + 1
+        negated = torch._neg_view(torch.sort(y)[0]) * 2
+        return [flat.tanh() * 2, values.tanh() + 1, *beyond, (bits * 1 + 1).view(torch.int32) & 0xFFFF, negated]
+
+    for x in (torch.randn(6, 4).t(), torch.randn(1, 6).expand(4, 6)):
+        bits = torch.randn(3)
+        found, wanted = compile_call(call, x, bits)(x, bits), call(x, bits)
+        for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
+            torch.testing.assert_close(one, other, msg=lambda text, place=place: f"output {place}: {text}")
+        assert made
+        made.clear()
+        torch.compiler.reset()
+
+
+def test_outputs_lie_in_memory_as_in_eager() -> None:
+    def call(x: torch.Tensor) -> list[torch.Tensor]:
+        return [(x + 1)[:, ::2], (x * 2).t()[::2], (x.tanh() * 3).split(2, 1)[1], x.sum(0), (x * 5).t().exp()]
+
+    x = torch.randn(4, 6)
+    for found, wanted in zip(compile_call(call, x)(x), call(x), strict=True):
+        torch.testing.assert_close(found, wanted, check_stride=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int64])
 def test_sums_of_integers_begin_again_when_they_overflow(dtype: torch.dtype) -> None:
     x = torch.full((3, 40), torch.iinfo(dtype).max - 1, dtype=dtype)
@@ -262,6 +315,14 @@ def test_unusual_reductions_types_and_constants() -> None:
     for found, wanted in zip(compile_call(call, x)(x), call(x), strict=True):
         torch.testing.assert_close(found, wanted)
         assert torch.equal(found.double().signbit(), wanted.double().signbit())
+
+
+def test_an_operator_with_effects_runs_outside_of_regions() -> None:
+    x = torch.randn(20, 20) + 9 * torch.eye(20)
+    call = compile_call(lambda x: torch.linalg.inv(x.tanh() * 2) + 1, x)
+    torch.testing.assert_close(call(x), torch.linalg.inv(x.tanh() * 2) + 1)
+    with pytest.raises(RuntimeError, match="singular"):
+        call(torch.zeros(20, 20))
 
 
 def test_a_batch_of_nothing_is_answered() -> None:

@@ -34,6 +34,8 @@ class PureGraph:
     Args:
         graph: as Dynamo captured it.
         inputs: its example inputs.
+        keeps_strides: whether the code is given inputs as they lie in memory, and not contiguous (`bind`). What lies
+            like an input, such as random numbers that are drawn like it, then lies in the export as in eager.
 
     Attributes:
         examples: the inputs that remain.
@@ -43,7 +45,7 @@ class PureGraph:
         UnsupportedError: it has inputs or outputs that another compiler cannot have.
     """
 
-    def __init__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
+    def __init__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any], *, keeps_strides: bool = False) -> None:
         placeholders = graph.graph.find_nodes(op="placeholder")
         given = graph.graph.output_node().args[0]
         self._graph, self._given = graph, list(given) if isinstance(given, (tuple, list)) else [given]
@@ -65,7 +67,9 @@ class PureGraph:
         self._inputs = [_value_of(placeholders[place]) for place in self._used]
         for place in self._used:
             _check_input(inputs[place], placeholders[place].name)
-        self.examples = [inputs[place].detach().contiguous() for place in self._used]  # as `bind` passes them
+        self.examples = [inputs[place].detach() for place in self._used]
+        if not keeps_strides:
+            self.examples = [one.contiguous() for one in self.examples]  # as `bind` passes them
 
     def export(self, *, allows_random: bool = False, allows_complex: bool = False) -> torch.export.ExportedProgram:
         """Export it, for all sizes in the dimensions that vary.
@@ -124,8 +128,7 @@ class PureGraph:
             elif node.op == "placeholder":
                 values[node] = next(inputs)
             elif str(node.target) == "with_effects":  # it only keeps the order, which is as written
-                args, kwargs = map_arg((node.args[2:], dict(node.kwargs)), values.__getitem__)
-                made.call_function(node.args[1], tuple(args), kwargs)
+                made.call_function(node.args[1], *map_arg((node.args[2:], node.kwargs), values.__getitem__))
                 tokens |= {user.name for user in node.users}
             elif node.op != "output":
                 values[node] = made.node_copy(node, values.__getitem__)
@@ -297,8 +300,11 @@ def _find_problems(
         if not isinstance(node.target, OpOverload):
             continue
         given = list_arguments(node)
-        is_random = torch.Tag.nondeterministic_seeded in node.target.tags and not allows_random
-        if is_random and not any(given.get(name) in (0, 0.0) for name in OFF):
+        is_random = torch.Tag.nondeterministic_seeded in node.target.tags
+        is_random = is_random and not any(given.get(name) in (0, 0.0) for name in OFF)
+        if is_random and allows_random and not _is_used(node):  # the next draw would be another without it
+            yield f"{node.target} draws random numbers that nothing reads, and decomposing the graph drops it"
+        if is_random and not allows_random:
             yield f"{node.target} draws random numbers, and the backend would draw others: use eval() for dropout"
         written = [arg.name for arg in node.target._schema.arguments if arg.alias_info and arg.alias_info.is_write]
         if any(_is_in(one, own) for name in written for one in _list(given.get(name))):
@@ -306,6 +312,17 @@ def _find_problems(
         turned_on = given.get(STATISTICS.get(str(node.target).split(".")[1], ""))
         if turned_on is True and given.get("running_mean") is not None:
             yield f"{node.target} writes to its running statistics: use eval()"
+
+
+def _is_used(node: Node) -> bool:
+    """Whether an output of the graph depends on a node, or on a tensor that it may write to."""
+    left = [node, *(node.all_input_nodes if node.target._schema.is_mutable else ())]  # type: ignore[union-attr]
+    seen = set(left)
+    while left:
+        new = set(left.pop().users) - seen
+        seen |= new
+        left += new
+    return any(one.op == "output" for one in seen)
 
 
 def _drop_empty_parts(program: torch.export.ExportedProgram) -> None:

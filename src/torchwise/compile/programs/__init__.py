@@ -88,7 +88,7 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callabl
     """
     if torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in inputs):
         raise UnsupportedError("gradients are enabled, and regions have none: use torch.no_grad()")
-    pure = PureGraph(graph, inputs)
+    pure = PureGraph(graph, inputs, keeps_strides=True)
     program = pure.export(allows_random=True, allows_complex=True)
     with dynamo.while_exporting():
         program = program.run_decompositions(torch.export.default_decompositions())
@@ -96,12 +96,19 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callabl
         parts = split_complex(module)
         original, module = (graph, module) if parts is None else (parts.module, parts.module)
         free_noise(module.graph)
+        _allow_strides(module.graph)
         regions, levels, refused = find_regions(module.graph)
         _check_gain(regions, refused)
         kept = [region for region in regions if region.number_of_operators >= LEAST_OPERATORS]
         library = load_module(write_source([region.code for region in kept if region.code is not None]))
         call = _replace(original, module, kept, levels, library)
     return call if parts is None else join_complex(call, parts)
+
+
+def _allow_strides(graph: torch.fx.Graph) -> None:
+    """Have views that the graph itself computes copy what lies otherwise in memory than PyTorch's metadata say."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default
 
 
 def _check_gain(regions: Sequence[Region], refused: dict[torch.fx.Node, str]) -> None:
@@ -124,11 +131,12 @@ def _replace(
     placeholders = graph.find_nodes(op="placeholder")
     given = graph.output_node().args[0]
     disable: Any = torch.compiler.disable
-    if len(regions) == 1 and regions[0].inputs == placeholders and regions[0].outputs == list(given):  # type: ignore[arg-type]
+    inside = {node for region in regions for node in region.nodes}
+    is_whole = len(inside) == sum(node.op == "call_function" for node in graph.nodes)
+    if is_whole and len(regions) == 1 and regions[0].inputs == placeholders and regions[0].outputs == list(given):  # type: ignore[arg-type]
         return make_region(library, 0, regions[0], disable(original.forward))
     ordered = _order(graph, levels)
     calls = {region.nodes[0]: (number, region) for number, region in enumerate(regions)}
-    inside = {node for region in regions for node in region.nodes}
     made, values = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
     for node in ordered:
         if node in calls:

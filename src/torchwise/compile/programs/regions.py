@@ -6,7 +6,7 @@ A region is as large as it can be: all operators that regions take and between w
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torchwise.compile.programs.lowering import Lowering, name_of
 from torchwise.compile.programs.operators import VIEWS, is_known, lower
 from torchwise.compile.programs.source import RegionCode
-from torchwise.compile.programs.values import C_TYPES, Value, row_major
+from torchwise.compile.programs.values import C_TYPES, Value
 from torchwise.errors import UnsupportedError
 
 Node = torch.fx.Node
@@ -29,6 +29,8 @@ CHECK = "_linalg_check_errors"
 """An operator without an output, which a region takes with the one whose errors it tells."""
 MAX_PASSES = 40
 """Times that regions are made anew without the operators whose kernels could not be made."""
+PARTS = ("split", "split_with_sizes", "unbind")
+"""Operators whose outputs are several parts of the same memory."""
 FREE = {"getitem", CHECK, *VIEWS}
 """Operators that compute nothing."""
 
@@ -64,6 +66,11 @@ def find_regions(graph: torch.fx.Graph) -> tuple[list[Region], dict[Node, int], 
     for node in graph.nodes:
         if node.op == "call_function" and (reason := _find_refusal(node)) is not None:
             refused[node] = reason
+            if "as_strided" in name_of(node):
+                refused |= dict.fromkeys(_list_views(node), "its memory is read beyond it")
+    for node in graph.output_node().all_input_nodes:
+        if node.op == "call_function" and _strides_of(node) != tuple(node.meta["val"].stride()):
+            refused |= dict.fromkeys((node, *_list_views(node)), "an output has gaps in its memory")
     for _ in range(MAX_PASSES):
         levels = _find_levels(graph, refused)
         by_level: dict[int, list[Node]] = defaultdict(list)
@@ -76,6 +83,14 @@ def find_regions(graph: torch.fx.Graph) -> tuple[list[Region], dict[Node, int], 
             return regions, levels, refused
         refused.update(failed)
     raise UnsupportedError(f"too many of its operators have arguments of other kinds: {tell_refusals(refused)}")
+
+
+def _list_views(node: Node) -> Iterator[Node]:
+    """Yield the views through which an operator reads memory, which a region's output would not have around it."""
+    for one in node.all_input_nodes:
+        if name_of(one) in (*VIEWS, *PARTS, "getitem"):
+            yield one
+            yield from _list_views(one)
 
 
 def _find_refusal(node: Node) -> str | None:
@@ -152,7 +167,9 @@ def _lower_region(region: Region, order: dict[Node, int]) -> list[tuple[Node, st
         except (
             UnsupportedError,
             LookupError,
+            ArithmeticError,
             AttributeError,
+            RuntimeError,
             TypeError,
             ValueError,
         ) as error:  # an argument of another kind
@@ -174,16 +191,15 @@ def _is_input(value: Any) -> bool:
         and value.dtype in C_TYPES
         and value.device.type == "cpu"
         and value.layout is torch.strided
+        and not value.is_neg()
         and all(isinstance(size, int) for size in value.shape)
         and value.numel() > 0
     )
 
 
 def _strides_of(node: Node) -> tuple[int, ...]:
-    """Return the strides of an output: those of PyTorch if it is dense, else those without gaps."""
-    value = node.meta["val"]
-    dense = torch.empty_like(value, device="meta").stride()
-    return tuple(map(int, value.stride())) if dense == value.stride() else row_major(tuple(map(int, value.shape)))
+    """Return the strides of an output: those of PyTorch, without gaps, as operators give them to what they compute."""
+    return tuple(map(int, torch.empty_like(node.meta["val"], device="meta").stride()))
 
 
 def tell_refusals(refused: dict[Node, str]) -> str:
