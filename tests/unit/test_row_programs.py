@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,13 +13,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torchwise.compile import compile_plan
-from torchwise.compile import programs as row_programs
+from row_calls import compile_call, keep_regions
 from torchwise.compile.programs import build
 from torchwise.compile.programs.kernels import merge_dims
 from torchwise.errors import UnsupportedError
-from torchwise.plan import Plan
-from torchwise.workload import Example
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 1e-42, -1e-42, 1e-20, 0.3, -0.61, 0.63, 4.5, -9.7]
 SPECIAL += [88.5, 88.9, -87.0, -103.0, -110.0, 3e38, -3e38, 1e7, 12345.678, 0.5, 1.5, 2.5]
@@ -30,23 +28,6 @@ def forget() -> Iterator[None]:
     with torch.no_grad():
         yield
     torch.compiler.reset()
-
-
-def compile_call(call: Callable[..., Any], *inputs: Any) -> Callable[..., Any]:
-    return compile_plan(call, Plan(backend="row_programs"), Example(inputs), device="cpu", mode="inference").call
-
-
-def keep_regions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return a list that gets the code of each region that is made."""
-    made: list[Any] = []
-    make = row_programs.make_region
-
-    def make_and_keep(*args: Any) -> Any:
-        made.append(make(*args))
-        return made[-1]
-
-    monkeypatch.setattr(row_programs, "make_region", make_and_keep)
-    return made
 
 
 FUNCTIONS: list[Callable[[torch.Tensor], torch.Tensor]] = [
@@ -191,46 +172,6 @@ def test_other_operators_run_between_regions(monkeypatch: pytest.MonkeyPatch) ->
     assert len(made) == 2
 
 
-def test_random_numbers_are_those_of_pytorch() -> None:
-    def call(x: torch.Tensor) -> torch.Tensor:
-        y = torch.tanh(x * 2) + torch.randn_like(x)
-        z = y * torch.rand(4, 5) + torch.bernoulli(torch.sigmoid(y))
-        return z * 2 + torch.randn_like(z) * y
-
-    x = torch.randn(4, 5)
-    plan = Plan(backend="row_programs").with_choice("options", ("fallback_random", True))  # as it is verified
-    compiled = compile_plan(call, plan, Example((x,)), device="cpu", mode="inference").call
-    compiled(x)
-    for seed in range(2):
-        torch.manual_seed(seed)
-        found = compiled(x)
-        torch.manual_seed(seed)
-        torch.testing.assert_close(found, call(x))
-
-
-def test_random_numbers_lie_as_in_eager() -> None:
-    def call(x: torch.Tensor) -> torch.Tensor:
-        y = x * 2
-        return torch.randn_like(y) + torch.tanh(y) * torch.rand_like(x) + torch.bernoulli(y.sigmoid())
-
-    x = torch.randn(6, 4).t()
-    compiled = compile_call(call, x)
-    compiled(x)
-    torch.manual_seed(0)
-    found = compiled(x)
-    torch.manual_seed(0)
-    torch.testing.assert_close(found, call(x))
-
-
-def test_random_numbers_that_nothing_reads_are_still_drawn() -> None:
-    """The next ones would be others."""
-    x = torch.randn(4, 5)
-    with pytest.raises(UnsupportedError, match="random numbers that nothing reads"):
-        compile_call(lambda x: (torch.rand(3) * 2, torch.tanh(x) * 2)[1], x)(x)
-    filled = compile_call(lambda x: torch.empty(4, 5).uniform_() * x + torch.tanh(x), x)
-    filled(x)
-
-
 def test_inverses_are_right_and_singular_matrices_raise() -> None:
     x = torch.eye(3).repeat(4, 1, 1) + torch.randn(4, 3, 3, generator=torch.Generator().manual_seed(1)) / 4
     call = compile_call(lambda x: torch.linalg.inv(x * 2) @ x + 1, x)
@@ -262,36 +203,6 @@ def test_integers_and_booleans() -> None:
     assert all(torch.equal(one, other) for one, other in zip(found, call(x, flags), strict=True))
 
 
-def test_memory_is_read_as_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies otherwise than in rows gives the same numbers, to operators outside of regions, too."""
-    made = keep_regions(monkeypatch)
-
-    def call(x: torch.Tensor, bits: torch.Tensor) -> list[torch.Tensor]:
-        y = (x + 1) * 2
-        flat, values = torch.sort(x.reshape(-1))[0], torch.sort(y)[0].reshape(-1)
-        beyond = y.t()[1:].as_strided((2, 3), (6, 1), 0) * 1, y.t().split(1)[1].as_strided((2, 3), (1, 2), 1) + 1
-        negated = torch._neg_view(torch.sort(y)[0]) * 2
-        return [flat.tanh() * 2, values.tanh() + 1, *beyond, (bits * 1 + 1).view(torch.int32) & 0xFFFF, negated]
-
-    for x in (torch.randn(6, 4).t(), torch.randn(1, 6).expand(4, 6)):
-        bits = torch.randn(3)
-        found, wanted = compile_call(call, x, bits)(x, bits), call(x, bits)
-        for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
-            torch.testing.assert_close(one, other, msg=lambda text, place=place: f"output {place}: {text}")
-        assert made
-        made.clear()
-        torch.compiler.reset()
-
-
-def test_outputs_lie_in_memory_as_in_eager() -> None:
-    def call(x: torch.Tensor) -> list[torch.Tensor]:
-        return [(x + 1)[:, ::2], (x * 2).t()[::2], (x.tanh() * 3).split(2, 1)[1], x.sum(0), (x * 5).t().exp()]
-
-    x = torch.randn(4, 6)
-    for found, wanted in zip(compile_call(call, x)(x), call(x), strict=True):
-        torch.testing.assert_close(found, wanted, check_stride=True)
-
-
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int64])
 def test_sums_of_integers_begin_again_when_they_overflow(dtype: torch.dtype) -> None:
     x = torch.full((3, 40), torch.iinfo(dtype).max - 1, dtype=dtype)
@@ -306,8 +217,9 @@ def test_unusual_reductions_types_and_constants() -> None:
     def call(x: torch.Tensor) -> list[torch.Tensor]:
         flags = x > 0
         far = torch.full((4, 6), math.inf).to(torch.int64)
+        back = (x / 0).long().float() * 2
         return [
-            *(flags.to(torch.uint8).any(1), torch.any(flags, dim=()), x.sum().sum(0), x**math.inf, far + flags),
+            *(flags.to(torch.uint8).any(1), torch.any(flags, dim=()), x.sum().sum(0), x**math.inf, far + flags, back),
             *(torch.tanh(-0.0 * x.abs()), torch.expm1(-0.0 * x.abs()), (-0.0 * x.abs()).clamp(0, 1), x * 2),
         ]
 
@@ -323,6 +235,15 @@ def test_an_operator_with_effects_runs_outside_of_regions() -> None:
     torch.testing.assert_close(call(x), torch.linalg.inv(x.tanh() * 2) + 1)
     with pytest.raises(RuntimeError, match="singular"):
         call(torch.zeros(20, 20))
+
+    def check(x: torch.Tensor, flag: torch.Tensor) -> torch.Tensor:
+        torch._assert_async(flag, "the flag is down")
+        return (x * 2).tanh() * flag
+
+    call = compile_call(check, x, torch.tensor(True))
+    torch.testing.assert_close(call(x, torch.tensor(True)), check(x, torch.tensor(True)))
+    with pytest.raises(RuntimeError, match="the flag is down"):
+        call(x, torch.tensor(False))
 
 
 def test_a_batch_of_nothing_is_answered() -> None:
@@ -358,6 +279,24 @@ def test_the_cache_has_the_code_in_the_next_process(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(build, "_compile", fail)
     torch.testing.assert_close(compile_call(call, x)(x), call(x))
+
+
+def test_a_file_in_the_cache_that_cannot_be_loaded_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_text, targets = build._compile, list[Path]()
+
+    def cut_short(source: str, command: list[str], target: Path) -> None:
+        if not targets:
+            target.write_bytes(b"cut short")
+        else:
+            compile_text(source, command, target)
+        targets.append(target)
+
+    monkeypatch.setattr(build, "_compile", cut_short)
+    x, factor = torch.randn(3, 5), random.random()
+    with pytest.raises(UnsupportedError, match="ImportError"):
+        compile_call(lambda x: torch.tanh(x * factor) + 3, x)(x)
+    torch.testing.assert_close(compile_call(lambda x: torch.tanh(x * factor) + 3, x)(x), torch.tanh(x * factor) + 3)
+    assert targets == targets[:1] * 2
 
 
 def test_a_missing_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,8 @@ from torchwise.plan import Plan
 ABOUT = ("backend", "scope", "transforms", "precision", "shapes")
 RANDOM = "fallback_random"
 """Inductor's option to draw PyTorch's own random numbers, as is always done here."""
+DRAWS = ("aten.bernoulli.default", "aten.rrelu.default")
+"""Operators whose decomposition draws other random numbers than they do."""
 LEAST_OPERATORS = 2
 """Operators that a region must have, as one alone gains nothing."""
 LEAST_SHARE = 0.3
@@ -91,7 +93,7 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callabl
     pure = PureGraph(graph, inputs, keeps_strides=True)
     program = pure.export(allows_random=True, allows_complex=True)
     with dynamo.while_exporting():
-        program = program.run_decompositions(torch.export.default_decompositions())
+        program = program.run_decompositions(_list_decompositions())
         module = pure.inline(program)
         parts = split_complex(module)
         original, module = (graph, module) if parts is None else (parts.module, parts.module)
@@ -103,6 +105,12 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callabl
         library = load_module(write_source([region.code for region in kept if region.code is not None]))
         call = _replace(original, module, kept, levels, library)
     return call if parts is None else join_complex(call, parts)
+
+
+def _list_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return how to decompose operators. Those that only draw random numbers stay whole, as their parts draw others."""
+    table = torch.export.default_decompositions()
+    return {one: write for one, write in table.items() if str(one) not in DRAWS}
 
 
 def _allow_strides(graph: torch.fx.Graph) -> None:

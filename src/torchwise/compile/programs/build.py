@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -18,6 +19,8 @@ import torch
 from torchwise._torch import inductor
 from torchwise._torch.native.library import import_extension
 from torchwise.errors import UnsupportedError
+
+logger = logging.getLogger("torchwise")
 
 NAME = "torchwise_rows"
 NATIVE = Path(__file__).parent / "native"
@@ -47,9 +50,13 @@ def load_module(source: str) -> Any:
     key = hashlib.sha256("\0".join((source, _hash_headers(), *options, *compiler, torch.__version__)).encode())
     folder = Path(inductor.CACHE_DIR.get("row programs")()) / NAME
     target = folder / f"{key.hexdigest()[:40]}{suffix}"
-    if not target.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        _compile(source, [compiler[0], *options], target)
+    if target.exists():
+        try:
+            return import_extension(NAME, target)
+        except ImportError as error:  # it was cut short, or made on a machine with other libraries
+            logger.info("torchwise: %s is compiled again: %s", target, error)
+    folder.mkdir(parents=True, exist_ok=True)
+    _compile(source, [compiler[0], *options], target)
     return import_extension(NAME, target)
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from torchwise.errors import UnsupportedError
+
 _BY_SIZE = {
     torch.ops.aten.rand_like.default: torch.ops.aten.rand.default,
     torch.ops.aten.randn_like.default: torch.ops.aten.randn.default,
@@ -14,8 +16,14 @@ _BY_SIZE = {
 
 
 def free_noise(graph: torch.fx.Graph) -> None:
-    """Replace draws that are shaped like a tensor by draws of its size. Their order, and so their numbers, stay."""
+    """Replace draws that are shaped like a tensor by draws of its size. Their order, and so their numbers, stay.
+
+    Raises:
+        UnsupportedError: a draw that fills a tensor in eager would lie otherwise in memory here.
+    """
     for node in list(graph.nodes):
+        if node.target is torch.ops.aten.bernoulli.p and not node.args[0].meta["val"].is_contiguous():
+            raise UnsupportedError("random numbers are drawn into a tensor that is not contiguous")
         drawn = _BY_SIZE.get(node.target)
         if drawn is None:
             continue

@@ -301,16 +301,14 @@ def _leaky_relu(made: Lowering, given: Operands) -> Value:
 
 
 def _convert(made: Lowering, given: Operands) -> Value:
-    node, value = given.node, given.value("self")
+    node, value = given.node, given.value("src" if name_of(given.node) == "copy" else "self")
     to = dtype_of(node)
-    if to is value.dtype:
+    if to is value.dtype and value.shape == shape_of(node):
         return value
     if value.dtype.is_floating_point and to in (torch.int32, torch.uint8):
         raise UnsupportedError("floating-point numbers become short integers")
     if to not in C_TYPES or value.dtype not in C_TYPES:
         raise UnsupportedError(f"{value.dtype} becomes {to}")
-    if value.constant is not None and to is torch.int64 and not -(2**63) <= value.constant < 2**63:
-        raise UnsupportedError("a constant becomes an integer beyond its type")  # a compiler gives another than a CPU
     return made.compute(node, [value], lambda x, _: x[0], to)
 
 
@@ -355,7 +353,7 @@ _LOWERINGS: dict[str, Lower] = {
     "pow": _power,
     "gelu": _gelu,
     "leaky_relu": _leaky_relu,
-    "_to_copy": _convert,
+    **dict.fromkeys(("_to_copy", "copy"), _convert),
     "arange": _arange,
     "_linalg_check_errors": _check_errors,
 }

@@ -132,4 +132,6 @@ def write_cast(name: str, source: torch.dtype, to: torch.dtype, kind: str) -> st
     """Return a number as one of another type, as PyTorch converts it."""
     if source is to:
         return name
+    if source.is_floating_point and to is torch.int64:
+        return f"whole_of({name})"
     return f"({name} != 0)" if to is torch.bool else f"({kind}){name}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.fx.node import map_arg
 
 from torchwise.compile.programs.lowering import Lowering, name_of
 from torchwise.compile.programs.operators import VIEWS, is_known, lower
@@ -79,10 +80,51 @@ def find_regions(graph: torch.fx.Graph) -> tuple[list[Region], dict[Node, int], 
                 by_level[levels[node]].append(node)
         regions = [Region(by_level[level]) for level in sorted(by_level)]
         failed = [found for region in regions for found in _lower_region(region, order)]
-        if not failed:
+        if not failed and not _lay_out_outputs(graph, regions):
             return regions, levels, refused
         refused.update(failed)
     raise UnsupportedError(f"too many of its operators have arguments of other kinds: {tell_refusals(refused)}")
+
+
+def _lay_out_outputs(graph: torch.fx.Graph, regions: Sequence[Region]) -> bool:
+    """Note how the outputs of regions lie in memory, and all that is computed from them. Return whether any changed.
+
+    A view that a region returns has no gaps. A region whose input it is would refuse it if it expected them.
+    """
+    changed = set[Node]()
+    inside = {node for region in regions for node in region.nodes}
+    outputs = {node for region in regions for node in region.outputs}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if node in outputs and tuple(value.stride()) != _strides_of(node):
+            node.meta["val"] = value.new_empty_strided(value.shape, _strides_of(node))
+            changed.add(node)
+        elif node.op == "call_function" and node not in inside and not changed.isdisjoint(node.all_input_nodes):
+            node.meta["val"] = _compute_value(node)
+            changed.add(node)
+    return bool(changed)
+
+
+def _compute_value(node: Node) -> Any:
+    """Return a node's tensors without memory, computed anew from those of its inputs."""
+    value = node.meta.get("val")
+    mode = next((one.fake_mode for one in _list(value) if hasattr(one, "fake_mode")), None)
+    if mode is None:
+        return value
+
+    def read(one: Node) -> Any:
+        given = one.meta["val"]
+        if not isinstance(given, torch.Tensor):
+            return given
+        return torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device=given.device)
+
+    with mode:  # of the export, which the inputs of the graph are not from
+        args, kwargs = map_arg((node.args, node.kwargs), read)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (tuple, list)) else [value]
 
 
 def _list_views(node: Node) -> Iterator[Node]:
@@ -100,7 +142,7 @@ def _find_refusal(node: Node) -> str | None:
     value = node.meta.get("val")
     if name_of(node) == CHECK:
         return None
-    for one in value if isinstance(value, (tuple, list)) else [value]:
+    for one in _list(value):
         if one is None and isinstance(value, (tuple, list)):
             continue
         if not isinstance(one, torch.Tensor):

@@ -183,6 +183,12 @@ inline T absolute(T x) {
   return x < 0 ? -x : x;
 }
 
+// What a CPU gives is given for NaN and numbers beyond the type, too, of which a compiler may make anything else.
+template <class T>
+inline int64_t whole_of(T x) {
+  return x >= (T)-9223372036854775808.0 && x < (T)9223372036854775808.0 ? (int64_t)x : INT64_MIN;
+}
+
 template <class T>
 inline T sign_of(T x) {
   return (T)((x > 0) - (x < 0));

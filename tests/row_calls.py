@@ -1,0 +1,34 @@
+"""Calls that are compiled as row programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from torchwise.compile import compile_plan
+from torchwise.compile import programs as row_programs
+from torchwise.plan import Plan
+from torchwise.workload import Example
+
+PLAN = Plan(backend="row_programs").with_choice("options", ("fallback_random", True))
+"""As it is verified."""
+
+
+def compile_call(call: Callable[..., Any], *inputs: Any) -> Callable[..., Any]:
+    """Return a call, which compiles on its first call."""
+    return compile_plan(call, PLAN, Example(inputs), device="cpu", mode="inference").call
+
+
+def keep_regions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return a list that gets the code of each region that is made."""
+    made: list[Any] = []
+    make = row_programs.make_region
+
+    def make_and_keep(*args: Any) -> Any:
+        made.append(make(*args))
+        return made[-1]
+
+    monkeypatch.setattr(row_programs, "make_region", make_and_keep)
+    return made
