@@ -53,7 +53,7 @@ def write_guarded(regions: Any) -> str:
 
 
 @contextlib.contextmanager
-def sanitized() -> Iterator[None]:
+def use_sanitizers() -> Iterator[None]:
     """Have code compiled with sanitizers."""
     options = tuple(one for one in build._OPTIONS if one not in ("-O3", "-w"))
     with (

@@ -3,7 +3,7 @@
     python tests/fuzz/rows.py --count 400 [--first 0] [--budget 900] [--sanitize]
 
 Each program is some lines of Python on inputs of random shapes, types and layouts. First all of its tensors are
-outputs, and each is compared with what PyTorch computes from the outputs before it: so no error grows from line to
+outputs, and each is compared with PyTorch's own answer to the outputs before it: so no error grows from line to
 line. Then a few of them are outputs, so that the others stay in registers or in memory that is used again, and they
 must have the same numbers. Data are random numbers, then with NaN, infinity, zeros with signs and subnormal numbers in
 them, then of very different sizes.
@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from row_lines import LAYOUTS, NAMES, Draw, Input, write_line
-from row_sanitizers import sanitized, start_sanitized
+from row_sanitizers import start_sanitized, use_sanitizers
 
 from torchwise.compile import compile_plan, programs
 from torchwise.compile.programs.values import C_TYPES
@@ -134,7 +134,7 @@ def _make_input(r: random.Random, number: int) -> Input:
 
 
 def run_line(line: str, name: str, env: Env) -> torch.Tensor:
-    """Return what a line computes from tensors by name."""
+    """Return the tensor that a line computes from others by name."""
     scope: dict[str, Any] = {**NAMES, **env}
     exec(line, scope)
     made = scope[name]
@@ -153,14 +153,14 @@ def load(text: str, name: str) -> Callable[..., list[torch.Tensor]]:
 
 
 class Counts(collections.Counter[str]):
-    """What was compared: programs, lines, numbers, regions, calls of regions, and calls left to the operators."""
+    """Counts of programs, lines, numbers, regions, calls of regions, and calls left to the operators."""
 
 
 def run_program(seed: int, counts: Counts) -> None:
     """Compile a program that returns a few of its tensors, and run it on all kinds of data."""
     program = make_program(seed)
     call = load(program.write(program.choose()), f"<program {seed}>")
-    with counted(counts):
+    with count_regions(counts):
         compiled = compile_plan(call, PLAN, Example(tuple(program.make("normal"))), device="cpu", mode="inference").call
         for data in DATA:
             _answer(compiled, program.make(data), seed)
@@ -177,7 +177,7 @@ def check_program(seed: int, counts: Counts) -> None:
     every, few = [*program.lines], program.choose()
     texts = [program.write(outputs) for outputs in (every, few)]
     calls = [load(text, f"<program {seed}.{n}>") for n, text in enumerate(texts)]
-    with counted(counts):
+    with count_regions(counts):
         compiled = []
         for call in calls:
             example = Example(tuple(program.make("normal")))
@@ -216,7 +216,7 @@ def _answer(call: Callable[..., Any], given: list[torch.Tensor], seed: int) -> l
 def _compare_lines(
     program: Program, given: list[torch.Tensor], found: list[torch.Tensor], wanted: list[torch.Tensor], data: str
 ) -> None:
-    """Compare each line with what PyTorch computes from the tensors before it."""
+    """Compare each line with PyTorch's own answer to the tensors before it."""
     env: Env = dict(zip([one.name for one in program.inputs], given, strict=True))
     torch.manual_seed(program.seed)
     astray, text = set[str](), program.write([*program.lines])
@@ -305,7 +305,7 @@ def _show(found: torch.Tensor, wanted: torch.Tensor, right: torch.Tensor | None 
 
 
 @contextlib.contextmanager
-def counted(counts: Counts) -> Iterator[None]:
+def count_regions(counts: Counts) -> Iterator[None]:
     """Count regions, and calls that they leave to the operators."""
     make = programs.make_region
 
@@ -341,7 +341,7 @@ def main() -> int:
         start_sanitized()
     torch.set_num_threads(1)
     start, counts = time.monotonic(), Counts()
-    with sanitized() if options.sanitize else contextlib.nullcontext():
+    with use_sanitizers() if options.sanitize else contextlib.nullcontext():
         for seed in range(options.first, options.first + options.count):
             try:
                 (run_program if options.sanitize else check_program)(seed, counts)

@@ -34,8 +34,8 @@ class PureGraph:
     Args:
         graph: as Dynamo captured it.
         inputs: its example inputs.
-        keeps_strides: whether the code is given inputs as they lie in memory, and not contiguous (`bind`). What lies
-            like an input, such as random numbers that are drawn like it, then lies in the export as in eager.
+        keeps_strides: whether the code is given inputs as they lie in memory, and not contiguous (`bind`). Tensors that
+            take their layout from an input, such as random numbers, then lie in the export as in eager.
 
     Attributes:
         examples: the inputs that remain.
