@@ -37,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from row_lines import LAYOUTS, NAMES, Draw, Input, write_line
 from row_sanitizers import start_sanitized, use_sanitizers
+from torch._subclasses import FakeTensorMode
 
 from torchwise.compile import compile_plan, programs
 from torchwise.compile.programs.values import C_TYPES
@@ -50,8 +51,6 @@ MOST_NUMBERS = 6000
 LINES = (8, 30)
 DTYPES = [*[torch.float32] * 6, *[torch.float64] * 2, torch.int64, torch.int32, torch.uint8, torch.bool]
 DATA = ("normal", "special", "sizes")
-ASTRAY = re.compile(r"roll|logsigmoid")
-"""Operators for which PyTorch's own metadata tell other strides than its kernels give."""
 SUMS = re.compile(r"@|linear|addmm|sum|mean|var|std|norm|inv")
 """Operators whose sums may overflow in one order, and not in another."""
 
@@ -227,7 +226,8 @@ def _compare_lines(
         if (one.dtype, one.shape) != (eager.dtype, eager.shape):
             raise Failed(f"{line}: {one.dtype} {one.shape}, and not {eager.dtype} {eager.shape}\n{text}")
         if lies_otherwise := _strides(one) != _strides(eager):
-            if not ASTRAY.search(line) and not any(reads(line, other) for other in astray):
+            told = _tell_strides(line, name, env)
+            if told in (None, _strides(eager)) and not any(reads(line, other) for other in astray):
                 raise Failed(f"{line}: strides {one.stride()}, and not {eager.stride()}\n{text}")
             astray.add(name)
         if not bool(is_right(line, name, env, one, single, state).all()):
@@ -244,6 +244,13 @@ def _strides(tensor: torch.Tensor) -> list[int]:
 
 def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.shape, _strides(tensor)
+
+
+def _tell_strides(line: str, name: str, env: Env) -> list[int] | None:
+    """Return the strides that PyTorch's metadata tell for a line, at times others than its kernel's."""
+    with contextlib.suppress(RuntimeError, NotImplementedError), FakeTensorMode() as mode:
+        return _strides(run_line(line, name, {key: mode.from_tensor(one) for key, one in env.items()}))
+    return None
 
 
 def reads(line: str, name: str) -> bool:
@@ -273,6 +280,8 @@ def is_right(
         )
     if SUMS.search(line):  # eager overflowed
         near = near | (~single.isfinite() & exact.isfinite())
+    if "std" in line or "alpha" in line:  # eager has these without the square, and without the product, between
+        near = near | (found.isinf() & (exact.abs() > 1e18))
     either = (found.double() == exact) | (found.isnan() & exact.isnan())
     edge = exact.abs() > 0.99 * torch.finfo(found.dtype).max  # one overflows, and the other does not yet
     return same | near | either | (edge & (found.abs() > 0.9 * torch.finfo(found.dtype).max))

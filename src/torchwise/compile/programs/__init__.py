@@ -114,7 +114,7 @@ def _list_decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def _allow_strides(graph: torch.fx.Graph) -> None:
-    """Have views that the graph itself computes copy tensors that lie otherwise in memory than PyTorch's metadata say."""
+    """Have views outside of regions copy tensors that lie otherwise in memory than PyTorch's metadata say."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
         node.target = torch.ops.aten.reshape.default
 
