@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -297,6 +298,16 @@ def test_a_file_in_the_cache_that_cannot_be_loaded_is_made_again(monkeypatch: py
         compile_call(lambda x: torch.tanh(x * factor) + 3, x)(x)
     torch.testing.assert_close(compile_call(lambda x: torch.tanh(x * factor) + 3, x)(x), torch.tanh(x * factor) + 3)
     assert targets == targets[:1] * 2
+
+
+@pytest.mark.skipif(shutil.which("clang++") is None, reason="there is no clang++")
+def test_clang_compiles_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "clang++")
+    build._find_compiler.cache_clear()
+    given = torch.randn(37, 70), torch.randn(21, 70), torch.randn(21), torch.tensor(2.5)
+    for found, wanted in zip(compile_call(mix, *given)(*given), mix(*given), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-5)
+    build._find_compiler.cache_clear()
 
 
 def test_a_missing_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
