@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from row_calls import compile_call, keep_regions
+from torchwise.compile import programs as row_programs
 from torchwise.compile.programs import build
 from torchwise.compile.programs.kernels import merge_dims
 from torchwise.errors import UnsupportedError

@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from brief import BRIEF
-from torchwise.compile import compile_plan
+from row_calls import compile_call
 from torchwise.compile import programs as row_programs
-from torchwise.plan import Plan, PlanSpace, Trait
+from torchwise.plan import PlanSpace, Trait
 from torchwise.plan.choice import load_choices
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.trial import Job
 from torchwise.trial.inspection import inspect
-from torchwise.workload import Example
 
 
 @pytest.fixture(autouse=True)
@@ -29,10 +28,6 @@ def forget() -> Iterator[None]:
     with torch.no_grad():
         yield
     torch.compiler.reset()
-
-
-def compile_call(call: Callable[..., Any], *inputs: Any) -> Callable[..., Any]:
-    return compile_plan(call, Plan(backend="row_programs"), Example(inputs), device="cpu", mode="inference").call
 
 
 def draw(*size: int, dtype: torch.dtype = torch.complex64, seed: int = 0) -> Tensor:
@@ -58,13 +53,13 @@ def transform(z: Tensor, c: Tensor, x: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 def test_a_loop_over_complex_numbers_is_one_region(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
+    regions: list[Any] = []
     make = row_programs.make_region
-    monkeypatch.setattr(row_programs, "make_region", lambda *args: made.append(args[2]) or make(*args))
+    monkeypatch.setattr(row_programs, "make_region", lambda *args: regions.append(args[2]) or make(*args))
     z, c = draw(33, 7, dtype=dtype), draw(33, 7, dtype=dtype, seed=1)
     call = compile_call(iterate, z, c)
     torch.testing.assert_close(call(z, c), iterate(z, c))
-    ((region),) = made
+    (region,) = regions
     assert region.number_of_operators > 100
     exact = iterate(z.to(torch.complex128), c.to(torch.complex128))
     own, found = ((one.to(torch.complex128) - exact).abs().max() for one in (iterate(z, c), call(z, c)))
