@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention import SDPBackend
 from torch.profiler import ProfilerActivity, profile
 
-from torchwise._torch import inductor
+from torchwise._torch import dynamo
 from torchwise.compile import compile_plan
 from torchwise.compile.backends.inductor import _distinct_backend
 from torchwise.compile.settings import SharedContext, settings_for
@@ -206,9 +206,9 @@ def test_code_that_was_compiled_under_a_setting_is_kept_apart() -> None:
     assert apart(plan) is not apart(Plan(backend="inductor", transforms=("math_attention",), shapes="dynamic"))
     assert not compiles_alone(plan)
     assert compiles_alone(plain)
-    with inductor.tag_caches("math_attention"):
+    with dynamo.tag_caches("math_attention"):
         assert torch.compiler.config.cache_key_tag == "math_attention"
-        with inductor.tag_caches("flash_attention"):
+        with dynamo.tag_caches("flash_attention"):
             assert torch.compiler.config.cache_key_tag == "math_attention+flash_attention"
     assert torch.compiler.config.cache_key_tag == ""
 

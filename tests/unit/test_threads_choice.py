@@ -124,8 +124,8 @@ def test_a_quota_below_the_cores_gives_a_whole_number_of_threads(quota: float | 
 @pytest.mark.parametrize(
     ("device", "steady_s", "samples", "cores", "traits"),
     [
-        ("cpu", SHORT_S / 2, (0.088,), CONTENDED, {"short_calls", "contended_cores"}),
-        ("cpu", 0.088, (0.088, SHORT_S / 2), None, {"short_calls"}),
+        ("cpu", SHORT_S / 2, (0.088,), CONTENDED, {"short_calls", "contended_cores", "row_regions"}),
+        ("cpu", 0.088, (0.088, SHORT_S / 2), None, {"short_calls", "row_regions"}),
         ("cpu", 0.088, (0.088,), CONTENDED, {"contended_cores"}),
         ("cpu", 0.088, (0.088,), replace(CONTENDED, others=0.0, waited=0.0), set()),
         ("cuda", SHORT_S / 2, (0.088,), CONTENDED, set()),
@@ -134,7 +134,24 @@ def test_a_quota_below_the_cores_gives_a_whole_number_of_threads(quota: float | 
 def test_an_inspection_sees_short_calls_and_contended_cores(
     device: str, steady_s: float, samples: tuple[float, ...], cores: CoreUse | None, traits: set[str]
 ) -> None:
-    assert set(_core_traits(device, Measurement(samples, samples, cores=cores), steady_s)) == traits
+    assert set(_core_traits(device, Measurement(samples, samples, cores=cores), steady_s, {}, 99)) == traits
+
+
+@pytest.mark.parametrize(
+    ("share", "operators", "device", "is_open"),
+    [
+        (0.0, 99, "cpu", True),
+        (0.5, 99, "cpu", False),
+        (0.0, 3, "cpu", False),
+        (0.0, None, "cpu", False),
+        (0.0, 99, "cuda", False),
+    ],
+)
+def test_an_inspection_sees_calls_that_compute_number_by_number(
+    share: float, operators: int | None, device: str, is_open: bool
+) -> None:
+    found = _core_traits(device, Measurement((0.088,), (0.088,)), 0.088, {"gemm": share}, operators)
+    assert ("row_regions" in found) is is_open
 
 
 # ---- plans that are built on it

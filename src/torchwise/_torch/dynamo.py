@@ -207,6 +207,17 @@ def while_exporting() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def tag_caches(tag: str) -> Iterator[None]:
+    """Keep code that is compiled meanwhile apart in all caches of compiled code, by a tag beside the user's own."""
+    import torch
+
+    config = torch.compiler.config
+    own = config.cache_key_tag
+    with config.patch(cache_key_tag=f"{own}+{tag}" if own else tag):  # type: ignore[attr-defined]
+        yield
+
+
 def output_strides() -> list[Any] | None:
     """Return the list in which Inductor gives AOTAutograd the strides of a forward graph's outputs, to correct them."""
     context = TRACING_CONTEXT.get().try_get()

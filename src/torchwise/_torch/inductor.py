@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -74,17 +73,6 @@ def patch_config(settings: dict[str, Any]) -> AbstractContextManager[None]:
     """Return a context with other settings of `torch._inductor.config`, by their dotted names."""
     context: AbstractContextManager[None] = CONFIG.get().patch(settings)
     return context
-
-
-@contextlib.contextmanager
-def tag_caches(tag: str) -> Iterator[None]:
-    """Keep code that is compiled meanwhile apart in all caches of compiled code, by a tag beside the user's own."""
-    import torch
-
-    config = torch.compiler.config
-    own = config.cache_key_tag
-    with config.patch(cache_key_tag=f"{own}+{tag}" if own else tag):  # type: ignore[attr-defined]
-        yield
 
 
 def list_mode_options() -> dict[str, dict[str, Any]]:

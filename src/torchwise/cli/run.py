@@ -128,7 +128,7 @@ def run(
         raise SystemExit(_apply(script, store, report))
     options["store"] = store
     words += ["--keep-memory"] if keep_memory else []
-    raise SystemExit(_record(script, options if tune else None, words, report))
+    raise SystemExit(_record(script, options if tune else None, store, words, report))
 
 
 def _list_words(options: dict[str, Any]) -> list[str]:
@@ -185,7 +185,7 @@ def _find_script(kind: type[Script], program: list[str], module: str | None) -> 
     return kind(program[0], program[1:], is_module=False)
 
 
-def _record(script: Script, options: dict[str, Any] | None, words: list[str], report: Report) -> int:
+def _record(script: Script, options: dict[str, Any] | None, store: str | None, words: list[str], report: Report) -> int:
     from torchwise.report.recording import recording_document
     from torchwise.runtime.program import CallRecorder
     from torchwise.runtime.program.tuning import check_options, tune_recorded
@@ -203,12 +203,23 @@ def _record(script: Script, options: dict[str, Any] | None, words: list[str], re
     if options is not None and ended_well:
         recording = tune_recorded(recorder, script.name, options, places=False, calls=None).record  # type: ignore[arg-type]
     else:
-        recording = recorder.to_record(script.name)
+        recording = _add_expectation(recorder.to_record(script.name), store)
     if options is not None and not ended_well:
         note = f"nothing was tuned, as the program ended with exit code {code}"
         recording = replace(recording, notes=(*recording.notes, note))
     report.show(recording_document(recording, _next_steps(script, recording, options, words)), recording)
     return code
+
+
+def _add_expectation(recording: Recording, store: str | None) -> Recording:
+    """Return a recording with the speed-up that earlier studies let expect."""
+    from torchwise import environment
+    from torchwise.runtime.program.decisions import find_expected_speedup
+
+    torch: Any = sys.modules.get("torch")
+    device = "cuda" if torch is not None and torch.cuda.is_initialized() else "cpu"
+    found = find_expected_speedup(environment.detect(device).hardware, store)
+    return recording if found is None else replace(recording, expected_speedup=found[0], expected_from=found[1])
 
 
 def _next_steps(

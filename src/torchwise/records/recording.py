@@ -78,6 +78,8 @@ class Recording(Document):
         modules: those with the most seconds first.
         overhead_s: processor time for looking at inputs.
         kept_bytes: memory of the inputs that were kept.
+        expected_speedup: the speed-up to expect of modules without a decision, or None if nothing tells.
+        expected_from: the number of models tuned on this machine that tell it.
     """
 
     program: str
@@ -86,6 +88,8 @@ class Recording(Document):
     overhead_s: Seconds = 0.0
     kept_bytes: Amount = 0.0
     notes: tuple[str, ...] = ()
+    expected_speedup: float | None = None
+    expected_from: Count = 0
     schema: str = "torchwise.recording/1"
 
     def __repr__(self) -> str:

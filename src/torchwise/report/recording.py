@@ -11,7 +11,7 @@ from torchwise.records.recording import RecordedModule, Recording
 from torchwise.report import document as doc
 
 EXAMPLE = 1.5
-"""The speed-up for which a table without decisions gives the saving."""
+"""The speed-up for which a table without decisions gives the saving, if none is to be expected."""
 MAX_INPUTS = 3
 MAX_ROWS = 12
 
@@ -21,6 +21,8 @@ def recording_document(recording: Recording, commands: tuple[doc.Step, ...] = ()
     blocks: list[doc.Block] = [doc.Text(sentence(recording), tone=doc.Tone.STRONG)]
     if recording.modules:
         blocks.append(_table(recording))
+    if recording.modules and not _is_tuned(recording):
+        blocks.append(doc.Text(_explain_saving(recording), "Note: ", doc.Tone.MUTED))
     blocks += [doc.Text(show.one_line(note), "Note: ", doc.Tone.MUTED) for note in recording.notes]
     if commands:
         blocks.append(doc.Section("Next", (doc.Commands(commands),)))
@@ -46,14 +48,31 @@ def sentence(recording: Recording) -> str:
     return f"{text}. The plans save about {show.seconds(saved)} over the expected calls, compiling included."
 
 
+def _is_tuned(recording: Recording) -> bool:
+    return any(module.plan is not None for module in recording.modules)
+
+
+def _expected_speedup(recording: Recording) -> float:
+    return recording.expected_speedup or EXAMPLE
+
+
+def _explain_saving(recording: Recording) -> str:
+    """Say where the speed-up for the expected saving comes from."""
+    speedup = f"{_expected_speedup(recording):.3g}×"
+    if recording.expected_speedup is None:
+        return f"{speedup} is an example: too few models were tuned on this machine to expect anything of others"
+    models = show.pluralize(recording.expected_from, "model")
+    return f"{speedup} is the geometric mean of {models} tuned on this machine: another one may gain more or less"
+
+
 def _table(recording: Recording) -> doc.Table:
-    is_tuned = any(module.plan is not None for module in recording.modules)
+    is_tuned = _is_tuned(recording)
     tuned = (doc.speedup_column(), *doc.figure_columns("expected calls", "saves"))
     columns = (
         *doc.text_columns("module"),
         *doc.figure_columns("share", "calls", "a call"),
         *doc.text_columns("inputs", *["plan"] * is_tuned),
-        *(tuned if is_tuned else doc.figure_columns(f"saves at {EXAMPLE}×")),
+        *(tuned if is_tuned else doc.figure_columns(f"saves at {_expected_speedup(recording):.3g}×")),
     )
     rows = tuple(_row(recording, module, is_tuned=is_tuned) for module in recording.modules)
     return doc.Table("Modules", columns, rows, limit=MAX_ROWS, more="modules")
@@ -62,7 +81,7 @@ def _table(recording: Recording) -> doc.Table:
 def _row(recording: Recording, module: RecordedModule, *, is_tuned: bool) -> doc.Row:
     average = module.seconds / module.calls if module.calls and module.seconds else None
     figures = (show.percent(recording.share(module)), show.count(module.calls), show.seconds(average))
-    last: tuple[str, ...] = (show.seconds(module.saved_s(EXAMPLE)),)
+    last: tuple[str, ...] = (show.seconds(module.saved_s(_expected_speedup(recording))),)
     if is_tuned:
         last = (_plan(module), *([show.NONE] * 3))
     if module.speedup is not None:

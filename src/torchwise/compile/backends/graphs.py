@@ -255,7 +255,7 @@ def while_compiling(
             stack.enter_context(inductor.patch_config({"freezing": True}))
             stack.enter_context(torch.no_grad())
         if around := list_at(plan.transforms, Stage.SETTING):  # which PyTorch leaves out of the keys of its caches
-            stack.enter_context(inductor.tag_caches("+".join(around)))
+            stack.enter_context(dynamo.tag_caches("+".join(around)))
         if is_guarded and _checks_inputs(plan):
             stack.enter_context(without_input_checks())
         yield
