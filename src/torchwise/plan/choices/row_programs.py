@@ -18,10 +18,9 @@ register(
         # Another call of milliseconds is spent in products that libraries do as well, and with threads.
         required_traits=(Trait.ROW_REGIONS,),
         excluded_by=((Trait.WRITES_INPUTS, "the model writes to its inputs, and row programs only compute values"),),
-        effort="thorough",  # until a run of benchmarks/small_programs.py shows that the others' searches gain by it
-        # Loops over complex numbers stay in registers (`benchmarks/small_programs.py --programs complex_loop`).
-        standard_with=(Trait.REPEATS,),
-        quick_with=(Trait.COMPLEX,),
+        # 2.1 times the speed of the best other way on 28 small programs, and ahead on 26 (`benchmarks/results/
+        # 2026-11-29-xeon-2cpu-small-programs.md`). It is also the first to be compiled.
+        effort="quick",
         # A policy of three layers takes 3 s, most of it PyTorch's export, where Inductor takes 10 s.
         compile_factor=0.3,
         realized_by="torchwise.compile.programs:compile",
