@@ -89,6 +89,33 @@ def test_noise_that_no_mode_is_in_the_way_of_keeps_its_reference() -> None:
     assert dict(seen.leaves)["output"].dtype is DOUBLE
 
 
+# Answers of a few numbers, of which eager may be near the exact ones by chance.
+
+
+def cancel(x: torch.Tensor) -> torch.Tensor:
+    return x[0] * x[1] - x[2]
+
+
+EXACT = torch.tensor([1.5, 0.75, 1.109375])
+"""Of these, eager rounds nothing."""
+ULP = torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize(("off", "outcome"), [(ULP, Outcome.PASS), (100 * ULP, Outcome.FAIL)])
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_rounding_of_a_part_is_granted_where_eager_happened_to_have_none(
+    off: float, outcome: Outcome, count: int
+) -> None:
+    x = EXACT[:, None].expand(3, count).clone()
+    assert torch.equal(cancel(x), cancel(x.double()).float())
+    assert verify_candidate(cancel, lambda x: cancel(x) + off, x).outcome is outcome
+
+
+def test_many_numbers_are_judged_by_the_error_that_eager_has_in_them() -> None:
+    x = EXACT[:, None].expand(3, 64).clone()
+    assert verify_candidate(cancel, lambda x: cancel(x) + ULP, x).outcome is Outcome.FAIL
+
+
 # Errors of eager's own that rounding does not explain.
 
 
