@@ -14,9 +14,10 @@ from torch.nn.attention import SDPBackend
 from torch.profiler import ProfilerActivity, profile
 
 from torchwise._torch import dynamo
+from torchwise._torch.shared_context import SharedContext
 from torchwise.compile import compile_plan
 from torchwise.compile.backends.inductor import _distinct_backend
-from torchwise.compile.settings import SharedContext, settings_for
+from torchwise.compile.settings import settings_for
 from torchwise.compile.transforms import library_kernels
 from torchwise.compile.transforms.function_graphs.record import record
 from torchwise.errors import PlanError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -13,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchwise._torch.dynamo import TO_FAKE_TENSOR
 from torchwise._torch.modules import list_global_hooks
 from torchwise._torch.private_name import PrivateName
+from torchwise._torch.shared_context import SharedContext
 from torchwise.errors import UnsupportedError
 
 __all__ = ["EagerMode", "OpOverload", "TorchDispatchMode"]
@@ -68,31 +68,8 @@ _is_traced: Callable[[], bool] = IS_TRACING.get()
 _count_dispatch_modes: Callable[[], int] = DISPATCH_MODES.get()
 
 
-class _EagerStance:
-    """Has the code that a program compiles run in eager, for as long as any thread is under an `EagerMode`.
-
-    PyTorch keeps the stance for the whole process, so the last one puts back the one from before the first. If each
-    thread put back the stance that it found, that of another one would stay.
-    """
-
-    def __init__(self) -> None:
-        self._lock, self._count = threading.Lock(), 0
-        self._set: Any = None
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._count:
-                self._set = torch.compiler.set_stance("force_eager")
-            self._count += 1
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._count -= 1
-            if not self._count:
-                self._set.__exit__(*error)
-
-
-_EAGER_STANCE = _EagerStance()
+_EAGER_STANCE = SharedContext(lambda: torch.compiler.set_stance("force_eager"))
+"""Has the code that a program compiles run in eager, for as long as any thread is under an `EagerMode`."""
 
 
 class EagerMode(TorchDispatchMode):

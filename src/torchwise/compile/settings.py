@@ -17,56 +17,16 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from torchwise._torch.shared_context import SharedContext
 from torchwise.compile.transforms import load_transforms
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan, Stage
-
-
-class SharedContext:
-    """A context around calls that sets something in the whole process. Only the first of overlapping calls enters it.
-
-    Args:
-        make: makes the context, such as a function decorated by `contextlib.contextmanager`.
-    """
-
-    def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._make = make
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._entered: AbstractContextManager[Any] | None = None
-
-    def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `call` within the context."""
-
-        def call_within(*args: Any, **kwargs: Any) -> Any:
-            self._enter()
-            try:
-                return call(*args, **kwargs)
-            finally:
-                self._leave()
-
-        return call_within
-
-    def _enter(self) -> None:
-        with self._lock:
-            if not self._inside:
-                context = self._make()
-                context.__enter__()
-                self._entered = context
-            self._inside += 1
-
-    def _leave(self) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside and self._entered is not None:
-                self._entered.__exit__(None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
