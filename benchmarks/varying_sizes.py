@@ -11,7 +11,7 @@ changes inside the call. It is tuned as it is given.
 Programs that are done are kept beside the results (varying.json). Another device or budget begins anew, and the same
 command goes on where it ended:
 
-    python benchmarks/varying_sizes.py --device cpu --out varying.md      # some 20 minutes, 9 for the field
+    python benchmarks/varying_sizes.py --device cpu --out varying.md      # 6 to 20 minutes
 
 Exit codes: 0 all goals are met, 1 one is not, 2 the time ended before all programs were measured.
 """
