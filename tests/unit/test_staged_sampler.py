@@ -79,6 +79,25 @@ def test_the_first_proposals_by_hand() -> None:
     assert second == Plan(memory_format="channels_last")
 
 
+def test_another_kernel_of_attention_comes_after_a_capture_and_only_for_its_share_of_the_kernels() -> None:
+    traits = frozenset({"module", "gemm", "floating", "fused_attention"})
+    space = PlanSpace("cuda", "inference", traits)
+    shares = {"launch": 0.5, "gemm": 0.6, "attention": 0.4}
+    history = a_history(inspection=an_inspection(1e-3, traits=traits, shares=shares), calls=MANY, device="cuda")
+    proposal = StagedSampler(space).ask(history)
+    assert proposal is not None
+    assert proposal.plan == CAPTURE, "though it takes a moment, and another kernel none"
+    captured = a_trial(CAPTURE, 0.5, cold_s=0.1)
+    other = StagedSampler(space).ask(replace(history, trials=(captured,)))
+    assert other is not None
+    assert other.plan.transforms[0] in ("cudnn_attention", "flash_attention")
+    assert "it could save up to 20%" in other.reason, "of 50 % of the time, in which kernels run"
+
+    few = an_inspection(1e-3, traits=traits, shares={**shares, "attention": 0.01})
+    excluded = StagedSampler(space).list_excluded(replace(history, inspection=few))
+    assert any("flash_attention: it acts on fused attention, and could save at most 0.5%" in line for line in excluded)
+
+
 @pytest.mark.parametrize("inductor", [0.6, 1.2])
 def test_complex_numbers_are_rewritten_right_after_plain_inductor(inductor: float) -> None:
     space = PlanSpace("cuda", "inference", frozenset({"complex", "floating"}))

@@ -18,7 +18,7 @@ from torchwise.measure import device_lock
 from torchwise.measure.clock import Clock
 
 OF_MATRICES = ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "addmv", "mv", "mkldnn_rnn_layer")
-GEMM = (*OF_MATRICES, "scaled_dot_product", "flash_attention")
+ATTENTION = ("scaled_dot_product", "flash_attention", "efficient_attention", "cudnn_attention")
 CONV = ("convolution", "conv1d", "conv2d", "conv3d")
 
 
@@ -27,7 +27,8 @@ class Profile:
     """The distribution of one call's time.
 
     Attributes:
-        shares: share of operator time in "gemm" (matrix products and convolutions) and "conv", each 0 to 1.
+        shares: share of operator time in "gemm" (matrix products, convolutions and fused attention), "conv" and
+            "attention", each 0 to 1.
         busy_s: seconds per call in which a GPU kernel runs, or None on the CPU.
     """
 
@@ -72,7 +73,7 @@ def _busy_s(events: Any) -> float:
 
 
 def _shares(events: Any, device: str) -> dict[str, float]:
-    totals = {"gemm": 0.0, "conv": 0.0, "all": 0.0}
+    totals = {"gemm": 0.0, "conv": 0.0, "attention": 0.0, "all": 0.0}
     for event in events:
         if not event.key.startswith("aten::"):
             continue
@@ -82,15 +83,17 @@ def _shares(events: Any, device: str) -> dict[str, float]:
             totals[kind] += time_us
     if totals["all"] <= 0:
         return {}
-    conv = totals["conv"] / totals["all"]
-    return {"gemm": totals["gemm"] / totals["all"] + conv, "conv": conv}
+    gemm, conv, attention = (totals[kind] / totals["all"] for kind in ("gemm", "conv", "attention"))
+    return {"gemm": gemm + conv + attention, "conv": conv, "attention": attention}
 
 
 def _kind(name: str) -> str | None:
     name = name.strip("_")
     if any(word in name for word in CONV) or "mkldnn_convolution" in name:
         return "conv"
-    return "gemm" if name in GEMM or any(word in name for word in GEMM[-2:]) else None
+    if any(word in name for word in ATTENTION):
+        return "attention"
+    return "gemm" if name in OF_MATRICES else None
 
 
 COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}

@@ -28,12 +28,12 @@ from torchwise.plan.trait import Trait, check_trait
 if TYPE_CHECKING:
     from torchwise.plan.plan import Plan
 
-TargetCost = Literal["all", "gemm", "conv", "launch", "compile", "memory"]
+TargetCost = Literal["all", "gemm", "conv", "attention", "launch", "compile", "memory"]
 """The part of the time that a choice can act on.
 
-It is all of it, matrix products and convolutions, or convolutions alone. "launch" is the time between kernels (a GPU
-waits for the host, a CPU runs Python), and "compile" only the time it takes to compile. "memory" is none of it, as the
-choice saves memory alone.
+It is all of it, matrix products and convolutions, convolutions alone, or fused attention alone. "launch" is the time
+between kernels (a GPU waits for the host, a CPU runs Python), and "compile" only the time it takes to compile. "memory"
+is none of it, as the choice saves memory alone.
 """
 
 TRAIT_FIELDS = ("required_traits", "quick_with", "standard_with")

@@ -253,7 +253,8 @@ class Inspection:
         first_call_s: seconds of the first call beyond a steady one.
         peak_memory: bytes at the peak of one call above those held before it, or None if not measurable.
         shares: share of eager's time by kind of work, from PyTorch's profiler. "gemm" is a share of the operators'
-            time, convolutions included, and "conv" too. "launch" is the share of the call in which no kernel runs.
+            time, convolutions and fused attention included, and so are "conv" and "attention". "launch" is the share of
+            the call in which no kernel runs.
         operators: number of operators in a call, the most over the examples, or None if they could not be counted.
         notes: notes for the user, such as on a model left in training mode.
         work: of one step, if a training step is tuned.
@@ -285,9 +286,12 @@ class Inspection:
     @property
     def time_by_kind(self) -> dict[str, float]:
         """Parts of eager's call by kind of work, the largest first. Unlike `shares`, no two of them overlap."""
-        idle, conv = self.shares.get("launch", 0.0), self.shares.get("conv", 0.0)
+        idle, inner = (
+            self.shares.get("launch", 0.0),
+            sum(self.shares.get(name, 0.0) for name in ("conv", "attention")),
+        )
         parts = {
-            name: share if name == "launch" else (max(share - conv, 0.0) if name == "gemm" else share) * (1 - idle)
+            name: share if name == "launch" else (max(share - inner, 0.0) if name == "gemm" else share) * (1 - idle)
             for name, share in self.shares.items()
         }
         return dict(sorted(parts.items(), key=lambda item: -item[1]))

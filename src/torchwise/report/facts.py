@@ -132,7 +132,8 @@ def notes(record: Study | Analysis) -> list[str]:
 
 def format_time_by_kind(inspection: Inspection) -> str:
     """Return the share of each kind of operation in an eager call, such as "convolutions 84 %, matrix products 1 %"."""
-    names = {"gemm": "matrix products", "conv": "convolutions", "launch": "no kernel running"}
+    names = {"gemm": "matrix products", "conv": "convolutions", "attention": "fused attention"}
+    names["launch"] = "no kernel running"
     return ", ".join(f"{names.get(name, name)} {show.percent(part)}" for name, part in inspection.time_by_kind.items())
 
 

@@ -44,10 +44,13 @@ With few trials, only such a choice is tried on other plans.
 """
 MAX_REFUSAL = 160
 """Maximum characters of a refusal that is told once for several plans."""
+QUICK = 0.1
+"""Share of a trial below which its compile does not count in the order of trials."""
 _PARTS = {
     "all": "the whole call",
     "gemm": "matrix products and convolutions",
     "conv": "convolutions",
+    "attention": "fused attention",
     "launch": "the gaps between kernels",
     "memory": "memory alone",
 }
@@ -206,7 +209,8 @@ class StagedSampler:
                 o.base not in first,
                 waits and o.overhead_s > 0 and o.plan.threads != foundation.threads,
                 o.is_replacement,
-                o.overhead_s,
+                # A compile that is short beside the rest of its trial is as good as none.
+                o.overhead_s if o.overhead_s > QUICK * o.trial_s else 0.0,
                 -o.gain_s,
                 complexity_of(o.plan),
                 o.plan.id,
@@ -308,6 +312,9 @@ class StagedSampler:
             # slower than in eager, and that could be won back.
             part = total - (1 - history.inspection.shares.get(choice.target_cost, 1.0)) * eager_s
             part = max(part, history.inspection.shares.get(choice.target_cost, 1.0) * eager_s)
+        elif choice.target_cost == "attention":  # its kernels alone are others, and not the gaps between them
+            shares = history.inspection.shares
+            part = shares.get("attention", 1.0) * (1 - shares.get("launch", 0.0)) * eager_s
         else:
             part = total
         return (1 - choice.min_remaining_fraction) * min(part, total)

@@ -56,6 +56,7 @@ register(
             detectors=((Trait.FUSED_ATTENTION, f"{WHERE}:calls_attention"),),
             effort="standard" if name in ("flash_attention", "cudnn_attention") else "thorough",
             compile_factor=0.0,
+            target_cost="attention",
             realized_by=f"{WHERE}:{function}",
             stage=Stage.SETTING,
             find_problems=find_problems,
