@@ -322,6 +322,30 @@ def test_layers_that_write_to_caches_of_their_own_are_one_body(view: Callable[[t
     assert max(sizes) < 16, "one layer"
 
 
+@pytest.mark.parametrize(
+    "same",
+    [lambda x: x.to(x.device), lambda x: x.to(x.dtype), lambda x: x.float(), lambda x: x.contiguous()],
+    ids=["device", "type", "float", "contiguous"],
+)
+def test_a_counter_that_stays_where_it_is_is_passed_through(same: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """As the first call of an empty cache of Transformers does it, which makes its memory, too."""
+
+    def fill(x: torch.Tensor, *counters: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = []
+        for counter in counters:
+            cache, own = torch.zeros(5, 4), same(counter)
+            own.add_(1)
+            cache.index_copy_(0, torch.tensor([2]), x[None])
+            x = torch.tanh(x + cache.sum(0) * own)
+            found += [cache, own]
+        return x, *found
+
+    counters = [torch.zeros(()) for _ in range(6)]
+    sizes, backend = check(fill, torch.randn(4), *counters)
+    assert backend.rolled == 1
+    assert len(set(sizes)) <= 3
+
+
 def test_values_of_every_step_that_are_used_later_are_outputs() -> None:
     def history(x: torch.Tensor) -> torch.Tensor:
         found = []

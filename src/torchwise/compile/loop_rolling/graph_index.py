@@ -58,12 +58,13 @@ class GraphIndex:
             UnsupportedError: the graph cannot be cut without changing its meaning, with the reason.
         """
         module = hoist_views(module)
+        replay = _replay_graph(module, inputs)
+        _drop_same(module.graph, replay)
         nodes = tuple(node for node in module.graph.nodes if node.op in COMPUTES)
         placeholders = module.graph.find_nodes(op="placeholder")
         numbers = {node: number for number, node in enumerate(nodes)}
         numbers |= {node: -1 - place for place, node in enumerate(placeholders)}
         results = _results(module, numbers)
-        replay = _replay_graph(module, inputs)
         return cls(
             module=module,
             nodes=nodes,
@@ -166,6 +167,20 @@ class _Replay(torch.fx.Interpreter):
         if silent and not (dispatch.sets_grad_mode(n.target) and torch.is_grad_enabled() == grad):
             raise _changes_what_follows(n)
         return result
+
+
+def _drop_same(graph: torch.fx.Graph, replay: _Replay) -> None:
+    """Have others read a tensor itself where an operator returns it as it is, such as `x.to(x.device)`.
+
+    As a value of its own it would be a view of an input, which no part may return.
+    """
+    for node in list(graph.nodes):
+        source = node.args[0] if node.op in COMPUTES and node.args else None
+        if not isinstance(source, Node) or replay.written[node] or not isinstance(replay.env[node], torch.Tensor):
+            continue
+        if replay.env[node] is replay.env[source]:
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
 
 
 def _changes_what_follows(node: Node) -> UnsupportedError:
