@@ -81,7 +81,7 @@ def test_the_first_proposals_by_hand() -> None:
 
 def test_another_kernel_of_attention_comes_after_a_capture_and_only_for_its_share_of_the_kernels() -> None:
     traits = frozenset({"module", "gemm", "floating", "fused_attention"})
-    space = PlanSpace("cuda", "inference", traits)
+    space = PlanSpace("cuda", "inference", traits, effort="thorough")
     shares = {"launch": 0.5, "gemm": 0.6, "attention": 0.4}
     history = a_history(inspection=an_inspection(1e-3, traits=traits, shares=shares), calls=MANY, device="cuda")
     proposal = StagedSampler(space).ask(history)
@@ -90,7 +90,7 @@ def test_another_kernel_of_attention_comes_after_a_capture_and_only_for_its_shar
     captured = a_trial(CAPTURE, 0.5, cold_s=0.1)
     other = StagedSampler(space).ask(replace(history, trials=(captured,)))
     assert other is not None
-    assert other.plan.transforms[0] in ("cudnn_attention", "flash_attention")
+    assert other.plan.transforms[0].endswith("_attention")
     assert "it could save up to 20%" in other.reason, "of 50 % of the time, in which kernels run"
 
     few = an_inspection(1e-3, traits=traits, shares={**shares, "attention": 0.01})
