@@ -22,6 +22,10 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # Only the tests of the compiled checks use them (`checks`), so that all others do the same on every machine.
 os.environ.setdefault("TORCHWISE_NATIVE", "0")
 
+# Without a GPU, Triton's kernels run in its interpreter, which must be chosen before Triton is imported.
+if not os.path.exists("/dev/nvidiactl"):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 MAIN = sys.modules["__main__"]
 
 

@@ -1,12 +1,15 @@
 """Random programs of short operators, compiled as row programs, against eager and float64.
 
-    python tests/fuzz/rows.py --count 400 [--first 0] [--budget 900] [--sanitize]
+    python tests/fuzz/rows.py --count 400 [--first 0] [--budget 900] [--sanitize | --triton]
 
 Each program is some lines of Python on inputs of random shapes, types and layouts. First all of its tensors are
 outputs, and each is compared with PyTorch's own answer to the outputs before it: so no error grows from line to
 line. Then a few of them are outputs, so that the others stay in registers or in memory that is used again, and they
 must have the same numbers. Data are random numbers, then with NaN, infinity, zeros with signs and subnormal numbers in
 them, then of very different sizes.
+
+With --triton, regions are the kernels of a GPU, in Triton's interpreter. It lacks some operators, whose programs are
+refused.
 
 With --sanitize, the code is compiled with AddressSanitizer and UndefinedBehaviorSanitizer, and memory between the
 pieces of a workspace must not be touched. The process ends at the first fault. Answers are not compared.
@@ -32,18 +35,22 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent))
 
+import pytest
 import torch
 from row_lines import LAYOUTS, NAMES, Draw, Input, write_line
 from row_sanitizers import start_sanitized, use_sanitizers
 from torch._subclasses import FakeTensorMode
 
 from torchwise.compile import compile_plan, programs
+from torchwise.compile.programs.gpu.target import GpuTarget
 from torchwise.compile.programs.values import C_TYPES
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.workload import Example
+from triton_interpreter import add_functions
 
 Env = dict[str, torch.Tensor]
 PLAN = Plan(backend="row_programs").with_choice("options", ("fallback_random", True))
@@ -338,6 +345,14 @@ def count_regions(counts: Counts) -> Iterator[None]:
     torch.compiler.reset()
 
 
+def use_kernels() -> None:
+    """Have regions be the kernels of a GPU from here on."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    patch = pytest.MonkeyPatch()
+    add_functions(patch)
+    patch.setattr(programs, "_find_target", lambda _inputs: GpuTarget(torch.device("cpu")))
+
+
 def main() -> int:
     """Run as the module docstring says. The exit code is 1 if a program failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -345,7 +360,10 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds to end after")
     parser.add_argument("--sanitize", action="store_true")
+    parser.add_argument("--triton", action="store_true", help="the kernels of a GPU, in Triton's interpreter")
     options = parser.parse_args()
+    if options.triton:
+        use_kernels()
     if options.sanitize and "LD_PRELOAD" not in os.environ:
         start_sanitized()
     torch.set_num_threads(1)

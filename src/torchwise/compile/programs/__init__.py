@@ -8,6 +8,7 @@ operator, `lowering` puts loops together, `source` writes the text, and `build` 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,8 +20,9 @@ from torchwise.compile.backends.graphs import NOTHING, Varying, compile_call
 from torchwise.compile.backends.pure_graph import PureGraph
 from torchwise.compile.programs.build import load_module
 from torchwise.compile.programs.complex_numbers import join_complex, split_complex
+from torchwise.compile.programs.gpu.target import GpuTarget
 from torchwise.compile.programs.noise import free_noise
-from torchwise.compile.programs.regions import Region, find_regions, tell_refusals
+from torchwise.compile.programs.regions import CpuTarget, Region, Target, find_regions, tell_refusals
 from torchwise.compile.programs.source import write_source
 from torchwise.errors import UnsupportedError, first_line, format_error
 from torchwise.plan import Plan
@@ -99,12 +101,34 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callabl
         original, module = (graph, module) if parts is None else (parts.module, parts.module)
         free_noise(module.graph)
         _allow_strides(module.graph)
-        regions, levels, refused = find_regions(module.graph)
+        target = _find_target(inputs)
+        regions, levels, refused = find_regions(module.graph, target)
         _check_gain(regions, refused)
         kept = [region for region in regions if region.number_of_operators >= LEAST_OPERATORS]
-        library = load_module(write_source([region.code for region in kept if region.code is not None]))
-        call = _replace(original, module, kept, levels, library)
+        call = _replace(original, module, kept, levels, _make_maker(target, kept))
     return call if parts is None else join_complex(call, parts)
+
+
+Maker = Callable[[int, Region, Callable[..., Any]], Callable[..., Any]]
+"""Takes the number of a region, the region, and what answers calls that its code is not for."""
+
+
+def _find_target(inputs: Sequence[Any]) -> Target:
+    """Return the kind of device that a graph runs on."""
+    device = next((one.device for one in inputs if isinstance(one, torch.Tensor) and one.device.type == "cuda"), None)
+    if device is None:
+        return CpuTarget()
+    if importlib.util.find_spec("triton") is None:
+        raise UnsupportedError("row programs on a GPU need Triton, which is not installed")
+    return GpuTarget(device)
+
+
+def _make_maker(target: Target, regions: Sequence[Region]) -> Maker:
+    """Return how to make the code of regions callable."""
+    if not isinstance(target, CpuTarget):
+        return lambda _number, region, original: region.code.bind(original)
+    library = load_module(write_source([region.code for region in regions]))
+    return lambda number, region, original: make_region(library, number, region, original)
 
 
 def _list_decompositions() -> dict[Any, Callable[..., Any]]:
@@ -132,7 +156,7 @@ def _replace(
     module: torch.fx.GraphModule,
     regions: Sequence[Region],
     levels: dict[torch.fx.Node, int],
-    library: Any,
+    make: Maker,
 ) -> Callable[..., Any]:
     """Return the graph with each region as one call. If it is a region as a whole, return that."""
     graph = module.graph
@@ -142,14 +166,14 @@ def _replace(
     inside = {node for region in regions for node in region.nodes}
     is_whole = len(inside) == sum(node.op == "call_function" for node in graph.nodes)
     if is_whole and len(regions) == 1 and regions[0].inputs == placeholders and regions[0].outputs == list(given):  # type: ignore[arg-type]
-        return make_region(library, 0, regions[0], disable(original.forward))
+        return make(0, regions[0], disable(original.forward))
     ordered = _order(graph, levels)
     calls = {region.nodes[0]: (number, region) for number, region in enumerate(regions)}
     made, values = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
     for node in ordered:
         if node in calls:
             number, region = calls[node]
-            callable_region = make_region(library, number, region, disable(_make_original(module, region)))
+            callable_region = make(number, region, disable(_make_original(module, region)))
             called = made.call_function(callable_region, tuple(values[one] for one in region.inputs))
             for place, output in enumerate(region.outputs):
                 values[output] = made.call_function(_take, (called, place))
@@ -184,7 +208,6 @@ def _make_original(module: torch.fx.GraphModule, region: Region) -> Callable[...
 
 def make_region(library: Any, number: int, region: Region, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a region's code as a callable, which has `original` answer calls that it is not for."""
-    assert region.code is not None
     prototypes = tuple(torch.empty_strided(one.shape, one.strides, dtype=one.dtype) for one in region.code.outputs)
     exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if exchange is None:

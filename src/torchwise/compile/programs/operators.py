@@ -149,13 +149,14 @@ def _view(made: Lowering, given: Operands) -> Value:
         return value
     view = made.place(value)
     try:
-        found = _find_view(node, view)
+        found = find_view(node, view)
     except RuntimeError:  # such a view needs the numbers in another order
-        found = _find_view(node, made.place_contiguous(value))
+        found = find_view(node, made.place_contiguous(value))
     return Value(found.shape, found.dtype, found)
 
 
-def _find_view(node: torch.fx.Node, view: View) -> View:
+def find_view(node: torch.fx.Node, view: View) -> View:
+    """Return the part of memory that an operator returns a view of. PyTorch finds its strides."""
     memory = torch.empty(view.offset + view.buffer.span, dtype=view.dtype, device="meta")
     source = memory.as_strided(view.shape, view.strides, view.offset)
     if name_of(node) in ("_unsafe_view", "reshape"):

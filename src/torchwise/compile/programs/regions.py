@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.fx.node import map_arg
@@ -44,13 +44,13 @@ class Region:
         nodes: its operators, in order.
         inputs: tensors that it reads.
         outputs: tensors that others read.
-        code: its kernels.
+        code: its kernels, as the target made them.
     """
 
     nodes: list[Node]
     inputs: list[Node] = field(default_factory=list)
     outputs: list[Node] = field(default_factory=list)
-    code: RegionCode | None = None
+    code: Any = None
 
     @property
     def number_of_operators(self) -> int:
@@ -58,19 +58,32 @@ class Region:
         return sum(name_of(node) not in FREE for node in self.nodes)
 
 
-def find_regions(graph: torch.fx.Graph) -> tuple[list[Region], dict[Node, int], dict[Node, str]]:
+class Target(Protocol):
+    """A kind of device, and the code that regions have there."""
+
+    def find_refusal(self, node: Node) -> str | None:
+        """Return why a node can be in no region, by what is known before its kernels are made."""
+
+    def split(self, nodes: list[Node]) -> list[list[Node]]:
+        """Return the nodes between which no other operator must run as the nodes of several regions."""
+
+    def lower(self, region: Region) -> list[tuple[Node, str]]:
+        """Make the code of a region. Return the nodes that have none, and why."""
+
+
+def find_regions(graph: torch.fx.Graph, target: Target) -> tuple[list[Region], dict[Node, int], dict[Node, str]]:
     """Return the regions, the level of each node, and why nodes are in no region."""
     if len(graph.nodes) > MAX_NODES:
         raise UnsupportedError(f"it has {len(graph.nodes)} operators, and regions have at most {MAX_NODES}")
     refused: dict[Node, str] = {}
     order = {node: place for place, node in enumerate(graph.nodes)}
     for node in graph.nodes:
-        if node.op == "call_function" and (reason := _find_refusal(node)) is not None:
+        if node.op == "call_function" and (reason := target.find_refusal(node)) is not None:
             refused[node] = reason
             if "as_strided" in name_of(node):
                 refused |= dict.fromkeys(_list_views(node), "its memory is read beyond it")
     for node in graph.output_node().all_input_nodes:
-        if node.op == "call_function" and _strides_of(node) != tuple(node.meta["val"].stride()):
+        if node.op == "call_function" and strides_of(node) != tuple(node.meta["val"].stride()):
             refused |= dict.fromkeys((node, *_list_views(node)), "an output has gaps in its memory")
     for _ in range(MAX_PASSES):
         levels = _find_levels(graph, refused)
@@ -78,8 +91,10 @@ def find_regions(graph: torch.fx.Graph) -> tuple[list[Region], dict[Node, int], 
         for node in graph.nodes:
             if node.op == "call_function" and node not in refused:
                 by_level[levels[node]].append(node)
-        regions = [Region(by_level[level]) for level in sorted(by_level)]
-        failed = [found for region in regions for found in _lower_region(region, order)]
+        regions = [Region(nodes) for level in sorted(by_level) for nodes in target.split(by_level[level])]
+        for region in regions:
+            _find_borders(region, order)
+        failed = [found for region in regions for found in target.lower(region)]
         if not failed and not _lay_out_outputs(graph, regions):
             return regions, levels, refused
         refused.update(failed)
@@ -96,8 +111,8 @@ def _lay_out_outputs(graph: torch.fx.Graph, regions: Sequence[Region]) -> bool:
     outputs = {node for region in regions for node in region.outputs}
     for node in graph.nodes:
         value = node.meta.get("val")
-        if node in outputs and tuple(value.stride()) != _strides_of(node):
-            node.meta["val"] = value.new_empty_strided(value.shape, _strides_of(node))
+        if node in outputs and tuple(value.stride()) != strides_of(node):
+            node.meta["val"] = value.new_empty_strided(value.shape, strides_of(node))
             changed.add(node)
         elif node.op == "call_function" and node not in inside and not changed.isdisjoint(node.all_input_nodes):
             node.meta["val"] = _compute_value(node)
@@ -135,8 +150,23 @@ def _list_views(node: Node) -> Iterator[Node]:
             yield from _list_views(one)
 
 
+class CpuTarget:
+    """Regions as C++."""
+
+    def find_refusal(self, node: Node) -> str | None:
+        """Return why a node can be in no region."""
+        return _find_refusal(node)
+
+    def split(self, nodes: list[Node]) -> list[list[Node]]:
+        """Return all nodes as one region."""
+        return [nodes]
+
+    def lower(self, region: Region) -> list[tuple[Node, str]]:
+        """Make the kernels of a region."""
+        return _lower_region(region)
+
+
 def _find_refusal(node: Node) -> str | None:
-    """Return why a node can be in no region, by what is known before its kernels are made."""
     if not is_known(node):
         return f"{node.target} is not known"
     value = node.meta.get("val")
@@ -188,12 +218,16 @@ def _is_impure(node: Node) -> bool:
     return torch.Tag.nondeterministic_seeded in tags or node.is_impure()
 
 
-def _lower_region(region: Region, order: dict[Node, int]) -> list[tuple[Node, str]]:
-    """Make the kernels of a region. Return the node that has none, and why, or nothing."""
+def _find_borders(region: Region, order: dict[Node, int]) -> None:
+    """Find what a region reads, and what others read of it."""
     own = set(region.nodes)
     read = [one for node in region.nodes for one in node.all_input_nodes]
     region.inputs = sorted({one for one in read if one not in own}, key=order.__getitem__)
     region.outputs = [node for node in region.nodes if any(user not in own for user in node.users)]
+
+
+def _lower_region(region: Region) -> list[tuple[Node, str]]:
+    """Make the kernels of a region. Return the node that has none, and why, or nothing."""
     made, values = Lowering(), dict[Node, Value]()
     inputs = []
     for node in region.inputs:
@@ -220,7 +254,7 @@ def _lower_region(region: Region, order: dict[Node, int]) -> list[tuple[Node, st
     for node in region.outputs:
         if values[node].parts or not isinstance(node.meta["val"], torch.Tensor):
             return [(node, "it has several outputs, which another operator reads")]
-        outputs.append(made.add_output(values[node], _strides_of(node)))
+        outputs.append(made.add_output(values[node], strides_of(node)))
     if len(inputs) + len(outputs) > MAX_TENSORS:
         return [(region.nodes[-1], f"the region has over {MAX_TENSORS} inputs and outputs")]
     region.code = RegionCode(inputs, outputs, made)
@@ -239,7 +273,7 @@ def _is_input(value: Any) -> bool:
     )
 
 
-def _strides_of(node: Node) -> tuple[int, ...]:
+def strides_of(node: Node) -> tuple[int, ...]:
     """Return the strides of an output: those of PyTorch, without gaps, as operators give them to what they compute."""
     return tuple(map(int, torch.empty_like(node.meta["val"], device="meta").stride()))
 

@@ -1,0 +1,222 @@
+"""Kernels of regions: compiled from their text by Triton, tuned on their first call, and launched."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchwise._torch import inductor
+from torchwise.compile.programs.gpu.kernel import KernelText, Writer
+from torchwise.compile.programs.gpu.program import Program
+from torchwise.errors import UnsupportedError, first_line, format_error
+
+logger = logging.getLogger("torchwise")
+
+NAME = "torchwise_tiles"
+TUNING_S = 60.0
+"""Seconds after which no further form of a kernel is compiled."""
+CALLS = 5
+"""Timed calls of each form."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a kernel is cut.
+
+    Attributes:
+        block: rows of a program.
+        warps: of 32 threads, of a program.
+        most: the widest tile.
+        precision: of products of float32, as Triton names it.
+    """
+
+    block: int
+    warps: int
+    most: int
+    precision: str
+
+    @property
+    def uses_dot(self) -> bool:
+        """Whether products are made by the processors of matrices, which take 16 rows at least."""
+        return self.block >= 16
+
+
+def list_forms(rows: int, *, has_products: bool, allows_tf32: bool) -> list[Form]:
+    """Return the forms of a kernel that are tried, the likeliest first."""
+    if not has_products:
+        return [Form(block, warps, 128, "ieee") for block, warps in ((128, 4), (256, 4), (64, 2), (512, 8), (32, 1))]
+    if rows == 1:
+        return [Form(1, warps, most, "ieee") for warps, most in ((8, 128), (16, 256), (8, 64), (4, 64), (16, 128))]
+    precisions = ["tf32"] if allows_tf32 else ["tf32x3", "ieee"]
+    sizes = ((16, 4, 64), (32, 4, 64), (64, 4, 64), (16, 4, 128), (64, 8, 128), (128, 8, 64))
+    forms = [Form(*size, precision) for precision in precisions for size in sizes]
+    few = [Form(1, 4, 64, "ieee"), Form(1, 8, 128, "ieee")] if rows <= 64 else []
+    return [*few, *(one for one in forms if one.block < 2 * rows or one.block == 16)]
+
+
+class Kernel:
+    """A region's kernel. It is tuned on its first call, and that choice is kept in the cache of compiled code.
+
+    Args:
+        program: the region.
+        inputs: tensors like its inputs, which may be without memory.
+        outputs: tensors like its outputs.
+        device: of both.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        device: torch.device,
+    ) -> None:
+        self._program, self._device = program, device
+        self._wanted = [(tuple(one.shape), tuple(one.stride()), one.dtype) for one in inputs]
+        self._outputs = [(tuple(one.shape), tuple(one.stride()), one.dtype) for one in outputs]
+        self._lock = threading.Lock()
+        self._launch: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]] | None = None
+        self._texts: dict[tuple[int, bool], KernelText] = {}
+        first = self._write(64, True)  # refuses what has no code, before any call
+        self.rows = first.rows
+        self._has_products = first.has_products
+
+    def bind(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a callable, which has `original` answer calls whose inputs lie otherwise in memory."""
+
+        def call(*args: torch.Tensor) -> Any:
+            return self(*args) if self._fits(args) else original(*args)
+
+        return call
+
+    def _fits(self, args: Sequence[torch.Tensor]) -> bool:
+        return all(
+            one.shape == shape and one.stride() == strides and one.dtype is dtype and one.device == self._device
+            for one, (shape, strides, dtype) in zip(args, self._wanted, strict=True)
+        )
+
+    def __call__(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the outputs."""
+        if self._launch is None:
+            with self._lock:
+                if self._launch is None:
+                    self._launch = self._tune(args)
+        return self._launch(args)
+
+    def _write(self, most: int, uses_dot: bool) -> KernelText:
+        if (most, uses_dot) not in self._texts:
+            self._texts[most, uses_dot] = Writer(self._program, most, uses_dot).write()
+        return self._texts[most, uses_dot]
+
+    def _tune(self, args: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]:
+        """Return the fastest form on these inputs.
+
+        Raises:
+            UnsupportedError: Triton refuses all forms.
+        """
+        device = self._device
+        allows_tf32 = device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+        forms = list_forms(self.rows, has_products=self._has_products, allows_tf32=allows_tf32)
+        file = self._cache_file(device, allows_tf32)
+        with contextlib.suppress(OSError, ValueError, TypeError):  # none is kept, or it was cut short
+            return self._make_launch(Form(**json.loads(file.read_text())), device)
+        began, best, problem = time.monotonic(), None, ""
+        for form in forms if device.type == "cuda" else forms[:1]:
+            if best is not None and time.monotonic() - began > TUNING_S:
+                break
+            try:
+                launch = self._make_launch(form, device)
+                launch(args)
+                taken_s = _time_calls(functools.partial(launch, args), device)
+            except torch.OutOfMemoryError:  # which no other form would have
+                raise
+            except Exception as error:  # Triton raises errors of many kinds for what it cannot compile
+                problem = first_line(format_error(error))
+                logger.info("torchwise: %s is no form of a kernel: %s", form, problem)
+                continue
+            logger.info("torchwise: %s: %.1f us", form, 1e6 * taken_s)
+            if best is None or taken_s < best[0]:
+                best = (taken_s, form, launch)
+        if best is None:
+            raise UnsupportedError(f"Triton compiles no form of a kernel: {problem}")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_suffix(f".{threading.get_ident()}")
+        temporary.write_text(json.dumps(vars(best[1])))
+        temporary.replace(file)
+        return best[2]
+
+    def _cache_file(self, device: torch.device, allows_tf32: bool) -> Path:
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        triton = importlib.metadata.version("triton")
+        words = (self._write(64, True).source, name, str(allows_tf32), triton, torch.__version__)
+        key = hashlib.sha256("\0".join(words).encode()).hexdigest()[:40]
+        return _folder() / f"{key}.json"
+
+    def _make_launch(
+        self, form: Form, device: torch.device
+    ) -> Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]:
+        text = self._write(form.most, form.uses_dot)
+        kernel = load_kernel(text.source)
+        grid = (-(-self.rows // form.block),)
+        tables = [torch.tensor(one, dtype=torch.float64, device=device) for one in text.tables]
+        shapes = self._outputs
+        settings = {"BLOCK": form.block, "PRECISION": form.precision, "num_warps": form.warps, "num_stages": 1}
+
+        def launch(args: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+            made = tuple(
+                torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in shapes
+            )
+            with torch.cuda.device(device if device.type == "cuda" else -1):  # on which Triton launches
+                kernel[grid](*args, *made, *tables, **settings)
+            return made
+
+        return launch
+
+
+def load_kernel(source: str) -> Any:
+    """Return the function `kernel` of a module with this text, from a file, as Triton reads it there."""
+    folder = _folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"rows_{hashlib.sha256(source.encode()).hexdigest()[:40]}.py"
+    if not file.exists() or file.read_text() != source:
+        temporary = file.with_suffix(f".{threading.get_ident()}")
+        temporary.write_text(source)
+        temporary.replace(file)
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.kernel
+
+
+def _folder() -> Path:
+    return Path(inductor.CACHE_DIR.get("row programs")()) / NAME
+
+
+def _time_calls(call: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of the quickest of some calls."""
+    if device.type != "cuda":
+        return 0.0
+    found = []
+    for _ in range(CALLS):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        stop.record()
+        stop.synchronize()
+        found.append(start.elapsed_time(stop) / 1e3)
+    return float(min(found))

@@ -1,0 +1,276 @@
+"""Tiles: the parts of a tensor that a program of Triton holds in registers, and the text that computes them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from torchwise.compile.programs.gpu.axes import Axes, Axis, Dims, Segment
+from torchwise.compile.programs.values import View
+from torchwise.errors import UnsupportedError
+
+TYPES = {
+    torch.float32: "tl.float32",
+    torch.float64: "tl.float64",
+    torch.float16: "tl.float16",
+    torch.bfloat16: "tl.bfloat16",
+    torch.int64: "tl.int64",
+    torch.int32: "tl.int32",
+    torch.bool: "tl.int1",
+}
+"""The types of numbers that tiles have, as Triton names them."""
+Point = dict[Axis, Segment]
+"""A part of each axis of features."""
+MAX_TILES = 512
+"""Most tiles of a tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A variable of the kernel.
+
+    Attributes:
+        name: its text.
+        dtype: of its numbers.
+        has_rows: whether its first dimension is the block of rows. Otherwise all rows have the same numbers.
+        wide: the parts of axes that are its other dimensions. Parts of one point are no dimensions.
+    """
+
+    name: str
+    dtype: torch.dtype
+    has_rows: bool
+    wide: tuple[Segment, ...]
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor of a region.
+
+    Attributes:
+        dims: its dimensions.
+        dtype: of its numbers.
+        view: where it lies, if it is in memory.
+        step: by how many numbers that is further in each repetition of a loop.
+        constant: the number that it is everywhere, as text.
+        features: the axes of features along which its numbers differ.
+        tiles: its parts, by the numbers of the segments of these axes.
+    """
+
+    dims: Dims
+    dtype: torch.dtype
+    view: View | None = None
+    step: int = 0
+    constant: str | None = None
+    features: tuple[Axis, ...] = ()
+    tiles: dict[tuple[int, ...], Tile] = field(default_factory=dict)
+
+
+class Tiles:
+    """Writes the body of a kernel.
+
+    Args:
+        axes: of the region, settled.
+        rows: the axes of its rows, the outermost first.
+        most: the widest tile.
+        multiplied: axes along which products run, whose tiles need 16 points.
+    """
+
+    def __init__(self, axes: Axes, rows: Sequence[Axis], most: int, multiplied: set[Axis]) -> None:
+        self.axes, self.rows, self._most = axes, tuple(rows), most
+        self._multiplied = multiplied
+        self._segments: dict[Axis, list[Segment]] = {}
+        self.lines: list[str] = []
+        self.head: dict[str, None] = {}
+        self._names = itertools.count()
+        self._loaded: dict[tuple[object, ...], Tile] = {}
+        self.indent = 0
+        self.loop: str | None = None
+
+    # Points
+
+    def segments(self, axis: Axis) -> list[Segment]:
+        """Return the parts of an axis."""
+        if axis not in self._segments:
+            self._segments[axis] = self.axes.list_segments(axis, self._most)
+        return self._segments[axis]
+
+    def points(self, features: Sequence[Axis]) -> Iterator[Point]:
+        """Yield each combination of parts of some axes.
+
+        Raises:
+            UnsupportedError: there are too many.
+        """
+        lists = [self.segments(axis) for axis in features]
+        count = 1
+        for one in lists:
+            count *= len(one)
+        if count > MAX_TILES:
+            raise UnsupportedError(f"a tensor would be {count} tiles")
+        for chosen in itertools.product(*lists):
+            yield dict(zip(features, chosen, strict=True))
+
+    def padded(self, segment: Segment) -> int:
+        """Return the size of a part in a tile: a power of two."""
+        if segment.width == 1:
+            return 1
+        least = 16 if segment.axis in self._multiplied else 2
+        return max(1 << (segment.width - 1).bit_length(), least)
+
+    # Text
+
+    def write(self, line: str) -> None:
+        """Add a line."""
+        self.lines.append("    " * (1 + self.indent) + line)
+
+    def name(self, prefix: str = "v") -> str:
+        """Return a new name."""
+        return f"{prefix}{next(self._names)}"
+
+    def let(self, expression: str, dtype: torch.dtype, has_rows: bool, wide: tuple[Segment, ...]) -> Tile:
+        """Return a new variable with that value."""
+        name = self.name()
+        self.write(f"{name} = {expression}")
+        return Tile(name, dtype, has_rows, wide)
+
+    def align(self, tile: Tile, has_rows: bool, wide: Sequence[Segment]) -> str:
+        """Return a tile's text with the dimensions of another one, for operators that broadcast."""
+        return _subscript(tile.name, tile.has_rows, tile.wide, has_rows, wide)
+
+    def spread(self, tile: Tile, has_rows: bool, wide: Sequence[Segment]) -> str:
+        """Return a tile's text with the dimensions and sizes of another one."""
+        sizes = (["BLOCK"] if has_rows else []) + [str(self.padded(one)) for one in wide]
+        if (tile.has_rows, tile.wide) == (has_rows, tuple(wide)) or not sizes:
+            return tile.name
+        return f"tl.broadcast_to({self.align(tile, has_rows, wide)}, [{', '.join(sizes)}])"
+
+    def range(self, segment: Segment) -> str:
+        """Return the variable with the points of a wide part, counted from its beginning."""
+        name = f"r{self.padded(segment)}"
+        self.head.setdefault(f"{name} = tl.arange(0, {self.padded(segment)})")
+        return name
+
+    def inside(self, segment: Segment) -> str | None:
+        """Return the variable with whether a point of a tile is inside of a part, or None if all are."""
+        if segment.width == 1 or self.padded(segment) == segment.width:
+            return None
+        name = f"m{self.padded(segment)}_{segment.width}"
+        points = self.range(segment)
+        self.head.setdefault(f"{name} = {points} < {segment.width}")
+        return name
+
+    def masked(self, tile: Tile, segments: Sequence[Segment], other: str) -> str:
+        """Return a tile's text with a number at the points that are outside of parts."""
+        masks = [
+            _subscript(mask, False, (one,), tile.has_rows, tile.wide)
+            for one in segments
+            if (mask := self.inside(one)) is not None and one in tile.wide
+        ]
+        return f"tl.where({' & '.join(masks)}, {tile.name}, {other})" if masks else tile.name
+
+    # Memory
+
+    def tile(self, value: Value, point: Point) -> Tile:
+        """Return the tile of a tensor at a point, loaded if it is in memory."""
+        if value.view is None:
+            return value.tiles[tuple(point[axis].number for axis in value.features)]
+        own = {axis: point[axis] for axis in self.axes.list_features(value.dims)}
+        return self.load(value, own)
+
+    def load(self, value: Value, point: Point) -> Tile:
+        """Return the numbers of a tensor in memory at a point."""
+        view = value.view
+        assert view is not None
+        resolved = tuple(self.axes.resolve(dim) for dim in value.dims)
+        key = (view, resolved, value.step, tuple(sorted((a, s.number) for a, s in point.items())))
+        if key in self._loaded:
+            return self._loaded[key]
+        wide = tuple(sorted((s for s in point.values() if s.width > 1), key=lambda one: one.axis))
+        has_rows = any(axis in self.rows for dim in resolved for axis in dim)
+        address, mask = self.locate(value, point, has_rows, wide)
+        loaded = f"tl.load({address}{mask})"
+        self._loaded[key] = self.let(loaded, view.dtype, has_rows, wide)
+        return self._loaded[key]
+
+    def load_once(self, expression: str) -> str:
+        """Return the variable with what lies at some addresses."""
+        if (expression,) not in self._loaded:
+            self._loaded[expression,] = self.let(expression, torch.float32, False, ())
+        return self._loaded[expression,].name
+
+    def locate(self, value: Value, point: Point, has_rows: bool, wide: tuple[Segment, ...]) -> tuple[str, str]:
+        """Return the addresses of a part of a tensor, and the arguments that mask them."""
+        view = value.view
+        assert view is not None
+        constant, terms = view.offset, list[str]()
+        masks = ["live"] if has_rows else []
+        masks = [_subscript(mask, True, (), has_rows, wide) for mask in masks]
+        for dim, stride in zip(value.dims, view.strides, strict=True):
+            for axis in reversed(self.axes.resolve(dim)):
+                if axis in self.rows:
+                    text = _subscript(self.row(axis), True, (), has_rows, wide)
+                    terms.append(f"{text} * {stride}")
+                else:
+                    segment = point[axis]
+                    constant += segment.start * stride
+                    if segment.width > 1:
+                        text = _subscript(self.range(segment), False, (segment,), has_rows, wide)
+                        terms.append(f"{text} * {stride}")
+                        if (mask := self.inside(segment)) is not None:
+                            masks.append(_subscript(mask, False, (segment,), has_rows, wide))
+                stride *= self.axes.size(axis)
+        if value.step:
+            terms.append(f"{self.loop} * {value.step}")
+        parts = [*([str(constant)] if constant else []), *terms]
+        address = " + ".join([view.buffer.name, *(f"({one})" if " " in one else one for one in parts)])
+        unique = list(dict.fromkeys(masks))
+        return address, f", mask={' & '.join(unique)}, other=0" if unique else ""
+
+    def store(self, value: Value, out: Value) -> None:
+        """Write a tensor to memory."""
+        features = self.axes.list_features(out.dims)
+        for point in self.points(features):
+            wide = tuple(sorted((s for s in point.values() if s.width > 1), key=lambda one: one.axis))
+            if value.constant is not None:
+                text = value.constant
+            else:
+                text = self.spread(self.tile(value, point), bool(self.rows), wide)
+            address, mask = self.locate(out, point, bool(self.rows), wide)
+            assert out.view is not None
+            if not mask and not wide and not self.rows:
+                self.write(f"tl.store({address}, {text})")
+            else:
+                self.write(f"tl.store({address}, {text}{mask.replace(', other=0', '')})")
+
+    def row(self, axis: Axis) -> str:
+        """Return the variable with the index of each row along an axis of rows."""
+        place = self.rows.index(axis)
+        if len(self.rows) == 1:
+            return "row"
+        inner = 1
+        for other in self.rows[place + 1 :]:
+            inner *= self.axes.size(other)
+        text = f"row // {inner}" if inner > 1 else "row"
+        self.head.setdefault(f"row{axis} = {f'({text}) % {self.axes.size(axis)}' if place else text}")
+        return f"row{axis}"
+
+    def begin_scope(self) -> dict[tuple[object, ...], Tile]:
+        """Begin a loop: tiles that are loaded in it are unknown after it. Return what `end_scope` needs."""
+        kept = dict(self._loaded)
+        self.indent += 1
+        return kept
+
+    def end_scope(self, kept: dict[tuple[object, ...], Tile]) -> None:
+        """End a loop."""
+        self._loaded = kept
+        self.indent -= 1
+
+
+def _subscript(name: str, own_rows: bool, own: Sequence[Segment], has_rows: bool, wide: Sequence[Segment]) -> str:
+    """Return a variable with dimensions of size 1 where another one has more."""
+    parts = ([":" if own_rows else "None"] if has_rows else []) + [":" if one in own else "None" for one in wide]
+    if (not own_rows and not own) or "None" not in parts:
+        return name
+    return f"{name}[{', '.join(parts)}]"

@@ -1,0 +1,47 @@
+"""Triton's interpreter, which runs kernels on a CPU, with the functions of libraries that it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+FUNCTIONS = {
+    "acos": np.arccos,
+    "asin": np.arcsin,
+    "atan": np.arctan,
+    "atan2": np.arctan2,
+    "cosh": np.cosh,
+    "expm1": np.expm1,
+    "hypot": np.hypot,
+    "log10": np.log10,
+    "log1p": np.log1p,
+    "pow": np.power,
+    "rint": np.rint,
+    "sinh": np.sinh,
+    "tan": np.tan,
+    "tanh": np.tanh,
+    "trunc": np.trunc,
+}
+
+
+def add_functions(patch: pytest.MonkeyPatch) -> None:
+    """Have the interpreter compute by NumPy what a GPU's library computes."""
+    from triton.language.extra import libdevice  # after the tests have chosen the interpreter
+
+    for name, function in FUNCTIONS.items():
+        patch.setattr(libdevice, name, _wrap(function))
+
+
+def _wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+    from triton.language import core
+    from triton.runtime.interpreter import TensorHandle
+
+    def call(*given: Any) -> Any:
+        kind = {"fp32": np.float32, "fp64": np.float64}[str(given[0].dtype)]
+        found = function(*(one.handle.data.astype(kind) for one in given)).astype(kind)
+        return core.tensor(TensorHandle(found, given[0].dtype.scalar), given[0].type)
+
+    return call

@@ -1,0 +1,220 @@
+"""Row programs on a GPU, whose kernels Triton's interpreter runs here: answers, loops, rows and refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from row_calls import compile_call
+from row_cases import CASES, Case, check, draw
+from torchwise.compile import programs
+from torchwise.compile.programs.gpu import launch
+from torchwise.compile.programs.gpu.axes import Axes
+from torchwise.compile.programs.gpu.launch import Form, Kernel, list_forms
+from torchwise.compile.programs.gpu.target import GpuTarget
+from torchwise.errors import UnsupportedError
+from triton_interpreter import add_functions
+
+
+class Kernels(list[Kernel]):
+    """The kernels that were made, and the calls that they left to the operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = 0
+
+    @property
+    def source(self) -> str:
+        """The text of the only one."""
+        (kernel,) = self
+        return kernel._write(64, True).source
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Kernels]:
+    """Have row programs be kernels, though tensors are on the CPU."""
+    made, bind = Kernels(), Kernel.bind
+    add_functions(monkeypatch)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(programs, "_find_target", lambda _inputs: GpuTarget(torch.device("cpu")))
+
+    def bind_and_keep(self: Kernel, original: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*args: Any) -> Any:
+            made.left += 1
+            return original(*args)
+
+        made.append(self)
+        return bind(self, count)
+
+    monkeypatch.setattr(Kernel, "bind", bind_and_keep)
+    with torch.no_grad():
+        yield made
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_program_is_one_kernel_with_eagers_answer(name: str, kernels: Kernels) -> None:
+    case = CASES[name]
+    inputs = case.inputs(torch.Generator().manual_seed(0))
+    check(compile_call(case.call, *inputs), case, inputs)
+    assert kernels.source.count("    for ") == case.loops
+    assert not kernels.left
+
+
+@pytest.mark.parametrize("name", ["neural ODE", "norm", "perceptron"])
+@pytest.mark.parametrize("most", [16, 128])
+def test_tiles_of_any_width_have_the_same_answer(
+    name: str, most: int, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = CASES[name]
+    inputs = case.inputs(torch.Generator().manual_seed(0))
+    monkeypatch.setattr(launch, "list_forms", lambda *_, **__: [Form(16, 4, most, "ieee")])
+    check(compile_call(case.call, *inputs), case, inputs)
+    assert kernels[0]._write(most, True).source != kernels[0]._write(64, True).source or most == 128
+
+
+@pytest.mark.parametrize("block", [1, 16])
+def test_few_rows_are_sums_or_products_of_a_block(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES["perceptron"]
+    inputs = case.inputs(torch.Generator().manual_seed(0))
+    inputs = (inputs[0][:3].clone(), *inputs[1:])
+    monkeypatch.setattr(launch, "list_forms", lambda *_, **__: [Form(block, 4, 64, "ieee")])
+    check(compile_call(case.call, *inputs), case, inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_numbers_of_other_types(dtype: torch.dtype) -> None:
+    def call(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.where(x > 0.1, x * 0.3 + y, y.sum(-1, keepdim=True)) ** 1.5 + 0.1
+
+    x, y = (draw(torch.Generator().manual_seed(n), 9, 5).to(dtype).abs() for n in range(2))
+    case = Case(call, lambda _: (), tolerance=2 * torch.finfo(dtype).eps)
+    check(compile_call(call, x, y), case, (x, y))
+
+
+def test_what_is_read_of_every_repetition_is_no_loop(kernels: Kernels) -> None:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        found = []
+        for _ in range(4):
+            x = torch.tanh(x * 1.5)
+            found.append(x)
+        return sum(found[1:], found[0]) * 2.0
+
+    x = draw(torch.Generator().manual_seed(0), 12)
+    check(compile_call(call, x), Case(call, lambda _: ()), (x,))
+    assert "for " not in kernels.source
+
+
+def test_constants_that_differ_are_read_from_a_table(kernels: Kernels) -> None:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        for step in range(5):
+            x = torch.sin(x) + 0.1 * step**2
+        return x
+
+    x = draw(torch.Generator().manual_seed(0), 12)
+    check(compile_call(call, x), Case(call, lambda _: ()), (x,))
+    (table,) = kernels[0]._write(64, True).tables
+    assert len(table) in (4, 5)
+
+
+def test_parts_that_lie_unevenly_are_no_loop(kernels: Kernels) -> None:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        state = x[0]
+        for place in (0, 3, 4, 1, 2):
+            state = torch.tanh(state + x[place])
+        return state
+
+    x = draw(torch.Generator().manual_seed(0), 5, 12)
+    check(compile_call(call, x), Case(call, lambda _: ()), (x,))
+    assert "for " not in kernels.source
+
+
+def test_a_large_matrix_is_left_to_its_library(kernels: Kernels) -> None:
+    def call(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(x * 2 + 1)
+        return torch.sigmoid(linear(h, w) * 0.5) - 1
+
+    x, w = draw(torch.Generator().manual_seed(0), 4, 512), draw(torch.Generator().manual_seed(1), 600, 512) / 20
+    check(compile_call(call, x, w), Case(call, lambda _: ()), (x, w))
+    assert len(kernels) == 2, "before and after the product"
+
+
+def test_regions_of_other_rows_are_kernels_of_their_own(kernels: Kernels) -> None:
+    def call(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tanh(x) * 2 + 1, torch.sin(y) * 3 - 1
+
+    x, y = draw(torch.Generator().manual_seed(0), 7), draw(torch.Generator().manual_seed(1), 30)
+    check(compile_call(call, x, y), Case(call, lambda _: ()), (x, y))
+    assert sorted(kernel.rows for kernel in kernels) == [7, 30]
+
+
+def test_rows_that_are_mixed_are_refused() -> None:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = x * 0.5 + x.transpose(1, 2) * 0.5
+        return x
+
+    x = draw(torch.Generator().manual_seed(0), 20, 3, 3)
+    with pytest.raises(UnsupportedError, match="the same axis twice"):
+        compile_call(call, x)(x)
+
+
+def test_a_form_is_chosen_once_for_all_processes(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES["perceptron"]
+    inputs = case.inputs(torch.Generator().manual_seed(0))
+    check(compile_call(case.call, *inputs), case, inputs)
+    file = kernels[0]._cache_file(torch.device("cpu"), allows_tf32=False)
+    assert Form(**json.loads(file.read_text())) in list_forms(50, has_products=True, allows_tf32=False)
+
+    monkeypatch.setattr(launch, "list_forms", lambda *_, **__: [])
+    torch.compiler.reset()
+    check(compile_call(case.call, *inputs), case, inputs)
+    file.write_text("{")
+    torch.compiler.reset()
+    with pytest.raises(UnsupportedError, match="no form"):
+        compile_call(case.call, *inputs)(*inputs)
+
+
+def test_forms_fit_the_rows_and_the_precision() -> None:
+    assert {form.precision for form in list_forms(4096, has_products=True, allows_tf32=True)} == {"tf32"}
+    assert "tf32" not in {form.precision for form in list_forms(4096, has_products=True, allows_tf32=False)}
+    assert {form.block for form in list_forms(1, has_products=True, allows_tf32=False)} == {1}
+    assert max(form.block for form in list_forms(20, has_products=True, allows_tf32=False)) < 40
+
+
+# ---- axes
+
+
+def test_a_view_splits_an_axis_for_all_that_have_it() -> None:
+    axes = Axes()
+    whole, other = axes.add(12), axes.add(12)
+    axes.unify(whole, other)
+    outer, inner = axes.regroup([whole], [3, 4])
+    assert axes.resolve(other) == (*outer, *inner)
+    assert [axes.length(dim) for dim in (outer, inner, other)] == [3, 4, 12]
+    assert axes.regroup([outer, inner], [12]) == (axes.resolve(whole),)
+
+
+def test_parts_and_wholes_are_cut_alike() -> None:
+    axes = Axes()
+    whole = axes.add(10)
+    part = axes.take(whole, 2, 6)
+    axes.take(part, 1, 2)
+    axes.settle()
+    assert [(s.start, s.width) for s in axes.list_segments(whole[0], 64)] == [(0, 2), (2, 1), (3, 2), (5, 3), (8, 2)]
+    assert [(s.start, s.width) for s in axes.list_segments(part[0], 64)] == [(0, 1), (1, 2), (3, 3)]
+    assert [s.width for s in axes.list_segments(part[0], 2)] == [1, 2, 2, 1]
+
+
+@pytest.mark.parametrize(("sizes", "view"), [([10], [3, 4]), ([6, 4], [8, 3])])
+def test_a_view_that_cuts_unevenly_is_refused(sizes: list[int], view: list[int]) -> None:
+    axes = Axes()
+    dims = [axes.add(size) for size in sizes]
+    with pytest.raises((UnsupportedError, IndexError)):
+        axes.regroup(dims, view)
