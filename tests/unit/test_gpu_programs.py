@@ -165,6 +165,14 @@ def test_rows_that_are_mixed_are_refused() -> None:
         compile_call(call, x)(x)
 
 
+def test_bits_of_another_type_are_read_by_pytorch() -> None:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) * 2 + x.view(torch.int32).float().sigmoid()
+
+    x = draw(torch.Generator().manual_seed(0), 12)
+    check(compile_call(call, x), Case(call, lambda _: ()), (x,))
+
+
 def test_a_form_is_chosen_once_for_all_processes(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES["perceptron"]
     inputs = case.inputs(torch.Generator().manual_seed(0))
