@@ -85,15 +85,16 @@ def measure(target: str, iterations: int) -> dict[str, Any]:
     table: dict[str, Any] = {}
     by_plan = {row.plan: row for row in rows(study)}
     for name, plan in {"row programs": OWN, **OTHERS}.items():
-        row = by_plan.get(plan)
-        is_right = row is not None and row.verdict == "passed" and row.speedup is not None
-        if is_right and row is not None and row.speedup is not None:
-            speedup = row.speedup
-            table[name] = {"speedup": [speedup.low, speedup.mid, speedup.high], "cold_s": row.cold_s}
-        else:
-            table[name] = {"why": row.why if row is not None else "not tried"}
+        table[name] = read_row(by_plan.get(plan))
     eager = next((row.time for row in by_plan.values() if row.standing == "baseline" and row.time), None)
     return {"eager_s": eager.mid if eager else None, "plans": table}
+
+
+def read_row(row: Any) -> dict[str, Any]:
+    """Return the speed-up of a plan's row over eager, or why it has none."""
+    if row is None or row.verdict != "passed" or row.speedup is None:
+        return {"why": row.why if row is not None else "not tried"}
+    return {"speedup": [row.speedup.low, row.speedup.mid, row.speedup.high], "cold_s": row.cold_s}
 
 
 def interval(low: float, mid: float, high: float) -> Interval:

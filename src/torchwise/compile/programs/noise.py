@@ -28,7 +28,7 @@ def free_noise(graph: torch.fx.Graph) -> None:
         if drawn is None:
             continue
         value = node.meta["val"]
-        is_plain = value.device.type == "cpu" and all(isinstance(size, int) for size in value.shape)
+        is_plain = value.device.type in ("cpu", "cuda") and all(isinstance(size, int) for size in value.shape)
         if is_plain and value.is_contiguous() and node.all_input_nodes[0].meta["val"].is_contiguous():
             with graph.inserting_before(node):
                 made = graph.call_function(drawn, (list(value.shape),), {"dtype": value.dtype, "device": value.device})
