@@ -117,14 +117,15 @@ class Gru(nn.Module):
         return state
 
 
-def heston(price: torch.Tensor, variance: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Return the payoffs of paths of 64 steps, whose noise is given."""
+def heston(price: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+    """Return the payoffs of paths of 64 steps, each with noise of its own."""
     step, correlation = 1 / 64, -0.7
-    for time in range(64):
+    for _ in range(64):
+        first, second = torch.randn_like(price), torch.randn_like(price)
         level = torch.clamp(variance, min=0)
         spread = torch.sqrt(level * step)
-        price = price * torch.exp(-0.5 * level * step + spread * first[time])
-        noise = correlation * first[time] + math.sqrt(1 - correlation**2) * second[time]
+        price = price * torch.exp(-0.5 * level * step + spread * first)
+        noise = correlation * first + math.sqrt(1 - correlation**2) * second
         variance = variance + 2.0 * (0.04 - level) * step + 0.3 * spread * noise
     return torch.clamp(price - 100, min=0)
 
@@ -159,9 +160,9 @@ def gru() -> Made:
 
 
 def monte_carlo() -> Made:
-    """Return 200,000 paths, with their noise."""
-    ones = torch.ones(200_000)
-    return heston, tuple(one.cuda() for one in (100 * ones, 0.04 * ones, *torch.randn(2, 64, 200_000)))
+    """Return 200,000 paths."""
+    ones = torch.ones(200_000, device="cuda")
+    return heston, (100 * ones, 0.04 * ones)
 
 
 PROGRAMS = ("neural_ode", "policy", "scan", "radiance", "gru", "monte_carlo")

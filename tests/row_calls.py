@@ -16,9 +16,9 @@ PLAN = Plan(backend="row_programs").with_choice("options", ("fallback_random", T
 """As it is verified."""
 
 
-def compile_call(call: Callable[..., Any], *inputs: Any) -> Callable[..., Any]:
+def compile_call(call: Callable[..., Any], *inputs: Any, plan: Plan = PLAN) -> Callable[..., Any]:
     """Return a call, which compiles on its first call."""
-    return compile_plan(call, PLAN, Example(inputs), device="cpu", mode="inference").call
+    return compile_plan(call, plan, Example(inputs), device="cpu", mode="inference").call
 
 
 def keep_regions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:

@@ -350,7 +350,7 @@ def use_kernels() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     patch = pytest.MonkeyPatch()
     add_functions(patch)
-    patch.setattr(programs, "_find_target", lambda _inputs: GpuTarget(torch.device("cpu")))
+    patch.setattr(programs, "_find_target", lambda _inputs, draws: GpuTarget(torch.device("cpu"), draws=draws))
 
 
 def main() -> int:

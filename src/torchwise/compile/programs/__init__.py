@@ -29,7 +29,7 @@ from torchwise.plan import Plan
 
 ABOUT = ("backend", "scope", "transforms", "precision", "shapes")
 RANDOM = "fallback_random"
-"""Inductor's option to draw PyTorch's own random numbers, as is always done here."""
+"""Inductor's option to draw PyTorch's own random numbers, as is always done on a CPU."""
 DRAWS = ("aten.bernoulli.default", "aten.rrelu.default")
 """Operators whose decomposition draws other random numbers than they do."""
 LEAST_OPERATORS = 2
@@ -51,22 +51,26 @@ def compile(call: Callable[..., Any], plan: Plan, varying: Varying = NOTHING) ->
         raise UnsupportedError(f"backend is {plan.backend!r}, but mode and options are Inductor's: leave them out")
 
     def make_backend(_is_alone: bool) -> tuple[Any, list[Any]]:
-        programs = RowPrograms()
+        programs = RowPrograms(draws=(RANDOM, True) not in plan.options)
         return programs, [programs]
 
     return compile_call(call, plan, make_backend, varying)
 
 
 class RowPrograms:
-    """A backend of Dynamo: it compiles the regions of graphs, and leaves graphs without any in eager."""
+    """A backend of Dynamo: it compiles the regions of graphs, and leaves graphs without any in eager.
 
-    def __init__(self) -> None:
-        self._taken, self._refusal = 0, "PyTorch captured no graph of it"
+    Args:
+        draws: whether a GPU's kernels may draw random numbers, which are others than PyTorch's.
+    """
+
+    def __init__(self, *, draws: bool = False) -> None:
+        self._taken, self._refusal, self._draws = 0, "PyTorch captured no graph of it", draws
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a graph, or return it as it was captured."""
         try:
-            compiled = compile_graph(graph, inputs)
+            compiled = compile_graph(graph, inputs, draws=self._draws)
         except torch.OutOfMemoryError:  # which no other graph would have
             raise
         except Exception as error:  # exporting a graph may raise any error, and the graph itself still runs
@@ -84,8 +88,13 @@ class RowPrograms:
             raise UnsupportedError(f"no part of the model is a row program: {self._refusal}", ABOUT)
 
 
-def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any], *, draws: bool = False) -> Callable[..., Any]:
     """Return a callable with the inputs and outputs of a graph of Dynamo.
+
+    Args:
+        graph: it.
+        inputs: examples.
+        draws: whether a GPU's kernels may draw random numbers.
 
     Raises:
         UnsupportedError: it has no region, or gradients are asked for.
@@ -101,7 +110,7 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callabl
         original, module = (graph, module) if parts is None else (parts.module, parts.module)
         free_noise(module.graph)
         _allow_strides(module.graph)
-        target = _find_target(inputs)
+        target = _find_target(inputs, draws=draws)
         regions, levels, refused = find_regions(module.graph, target)
         _check_gain(regions, refused)
         kept = [region for region in regions if region.number_of_operators >= LEAST_OPERATORS]
@@ -113,14 +122,14 @@ Maker = Callable[[int, Region, Callable[..., Any]], Callable[..., Any]]
 """Takes the number of a region, the region, and what answers calls that its code is not for."""
 
 
-def _find_target(inputs: Sequence[Any]) -> Target:
+def _find_target(inputs: Sequence[Any], *, draws: bool) -> Target:
     """Return the kind of device that a graph runs on."""
     device = next((one.device for one in inputs if isinstance(one, torch.Tensor) and one.device.type == "cuda"), None)
     if device is None:
         return CpuTarget()
     if importlib.util.find_spec("triton") is None:
         raise UnsupportedError("row programs on a GPU need Triton, which is not installed")
-    return GpuTarget(device)
+    return GpuTarget(device, draws=draws)
 
 
 def _make_maker(target: Target, regions: Sequence[Region]) -> Maker:

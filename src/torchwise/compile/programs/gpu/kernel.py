@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from torchwise._torch.dispatch import OpOverload
-from torchwise.compile.programs.gpu.labels import PARTS
+from torchwise.compile.programs.gpu.draws import draw
+from torchwise.compile.programs.gpu.labels import DRAWS, PARTS
 from torchwise.compile.programs.gpu.loops import Loop, list_arguments
 from torchwise.compile.programs.gpu.lowering import Lowering
 from torchwise.compile.programs.gpu.operators import lower, lower_parts
@@ -52,12 +53,14 @@ class KernelText:
         source: of a module with the function `kernel`.
         rows: the number of rows.
         tables: constants of loops, which it is passed after the outputs.
+        draws: the number of tensors of random numbers, for each of which it is passed a seed after the tables.
         has_products: whether it multiplies rows with matrices.
     """
 
     source: str
     rows: int
     tables: tuple[tuple[float, ...], ...]
+    draws: int
     has_products: bool
 
 
@@ -77,6 +80,7 @@ class Writer:
         self._values: dict[Node, Value] = {}
         self._parts: dict[Node, list[Value]] = {}
         self._tables: list[tuple[float, ...]] = []
+        self._draws, self._times = 0, 1
         self._waiting = list(program.stored)
 
     def write(self) -> KernelText:
@@ -95,10 +99,12 @@ class Writer:
         self._store_known()
         if self._waiting:
             raise UnsupportedError("an output is made of some repetitions of a loop")
-        return KernelText(self._assemble(), self._count_rows(), tuple(self._tables), bool(self._program.multiplied))
+        source, has_products = self._assemble(), bool(self._program.multiplied)
+        return KernelText(source, self._count_rows(), tuple(self._tables), self._draws, has_products)
 
     def _assemble(self) -> str:
         names = [*self._program.parameters, *(f"t{number}" for number in range(len(self._tables)))]
+        names += ["seeds"] if self._draws else []
         head = list(self._tiles.head)
         if self._program.rows:
             head = [
@@ -136,7 +142,9 @@ class Writer:
             self._values[node] = parts[place]
             return
         given = self._read_all(node, steps, tables)
-        if name in PARTS or name == "native_layer_norm":
+        if name in DRAWS:
+            self._values[node] = draw(self._lowering, node, self._labels.dims(node), self._add_seed())
+        elif name in PARTS or name == "native_layer_norm":
             self._parts[node] = lower_parts(self._lowering, node, self._labels.parts(node), given)
         else:
             self._values[node] = lower(self._lowering, node, self._labels.dims(node), given)
@@ -199,7 +207,7 @@ class Writer:
             start = None if init is None else self._read(init, {})
             carried[place] = self._begin_carried(before[place], start)
         kept, outer = tiles.begin_scope(), tiles.loop
-        tiles.loop = tiles.name("i")
+        tiles.loop, self._times = tiles.name("i"), loop.times
         tiles.indent -= 1
         tiles.write(f"for {tiles.loop} in range({loop.times}):")
         tiles.indent += 1
@@ -214,7 +222,7 @@ class Writer:
                 self._store(self._values[node], node, view, step)
         self._end_carried(carried, body)
         tiles.end_scope(kept)
-        tiles.loop = outer
+        tiles.loop, self._times = outer, 1
         for place, node in enumerate(loop.bodies[-1]):
             self._forget(loop, place)
             if place in carried:
@@ -231,6 +239,12 @@ class Writer:
         return any(
             user not in inside and user not in self._program.hidden and user.op != "output" for user in users
         ) or any(one.node is loop.bodies[-1][place] for one in self._waiting)
+
+    def _add_seed(self) -> str:
+        """Return the address of the seed of a draw. In a loop each repetition has one of its own."""
+        first, times = self._draws, self._times
+        self._draws += times
+        return f"seeds + {first}" if times == 1 else f"seeds + {first} + {self._tiles.loop}"
 
     def _add_table(self, numbers: Sequence[float]) -> str:
         found = tuple(map(float, numbers))

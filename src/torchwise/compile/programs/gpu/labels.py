@@ -36,6 +36,8 @@ CONSTANTS = {
     "scalar_tensor": None,
 }
 """Operators that make a tensor of one number."""
+DRAWS = {"rand": "rand", "rand_like": "rand", "randn": "randn", "randn_like": "randn"}
+"""Operators that draw random numbers, by Triton's name for their distribution."""
 MAX_MATRIX = 1 << 18
 """Most numbers of a matrix that each block of rows reads. With larger ones a library is as fast."""
 REDUCTIONS = ("sum", "mean", "amax", "amin", "var")
@@ -291,7 +293,7 @@ def _label_lookup(labels: Labels, node: Node) -> Dims:
 Rule = Callable[[Labels, Node], Dims]
 RULES: dict[str, Rule] = {
     **dict.fromkeys(POINTWISE, _label_pointwise),
-    **dict.fromkeys(CONSTANTS, lambda labels, node: labels.make(node)),
+    **dict.fromkeys((*CONSTANTS, *DRAWS), lambda labels, node: labels.make(node)),
     **dict.fromkeys(("permute", "transpose", "t"), _label_order),
     **dict.fromkeys(("view", "_unsafe_view", "reshape"), _label_view),
     **dict.fromkeys(REDUCTIONS, _label_reduction),
@@ -309,7 +311,9 @@ RULES: dict[str, Rule] = {
 """By an operator's name, what it does with axes."""
 
 
-def has_rule(node: Node) -> bool:
+def has_rule(node: Node, *, allows_draws: bool) -> bool:
     """Whether there is a rule for a node."""
     name = name_of(node)
+    if name in DRAWS and not allows_draws:
+        return False
     return name in RULES or name in PARTS or name in ("getitem", "native_layer_norm")

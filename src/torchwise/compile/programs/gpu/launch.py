@@ -28,6 +28,7 @@ logger = logging.getLogger("torchwise")
 NAME = "torchwise_tiles"
 TUNING_S = 60.0
 """Seconds after which no further form of a kernel is compiled."""
+MOST_SEED = 2**31 - 1
 CALLS = 5
 """Timed calls of each form."""
 
@@ -139,8 +140,10 @@ class Kernel:
                 break
             try:
                 launch = self._make_launch(form, device)
-                launch(args)
-                taken_s = _time_calls(functools.partial(launch, args), device)
+                # The call that follows draws the random numbers that it would draw without the trials.
+                with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                    launch(args)
+                    taken_s = _time_calls(functools.partial(launch, args), device)
             except torch.OutOfMemoryError:  # which no other form would have
                 raise
             except Exception as error:  # Triton raises errors of many kinds for what it cannot compile
@@ -172,7 +175,7 @@ class Kernel:
         kernel = load_kernel(text.source)
         grid = (-(-self.rows // form.block),)
         tables = [torch.tensor(one, dtype=torch.float64, device=device) for one in text.tables]
-        shapes = self._outputs
+        shapes, draws = self._outputs, text.draws
         settings = {"BLOCK": form.block, "PRECISION": form.precision, "num_warps": form.warps, "num_stages": 1}
 
         def launch(args: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -180,7 +183,8 @@ class Kernel:
                 torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in shapes
             )
             with torch.cuda.device(device if device.type == "cuda" else -1):  # on which Triton launches
-                kernel[grid](*args, *made, *tables, **settings)
+                seeds = [torch.randint(MOST_SEED, (draws,), device=device)] if draws else []
+                kernel[grid](*args, *made, *tables, *seeds, **settings)
             return made
 
         return launch

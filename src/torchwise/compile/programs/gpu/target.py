@@ -21,14 +21,15 @@ class GpuTarget:
 
     Args:
         device: that tensors are on.
+        draws: whether kernels draw random numbers, which are others than PyTorch's, of the same distribution.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, *, draws: bool = False) -> None:
+        self._device, self._draws = device, draws
 
     def find_refusal(self, node: Node) -> str | None:
         """Return why a node can be in no region."""
-        if not has_rule(node):
+        if not has_rule(node, allows_draws=self._draws):
             return f"{node.target} is not known"
         value = node.meta.get("val")
         for one in value if isinstance(value, (tuple, list)) else [value]:

@@ -146,6 +146,11 @@ class Tiles:
             return tile.name
         return f"tl.broadcast_to({self.align(tile, has_rows, wide)}, [{', '.join(sizes)}])"
 
+    def spread_text(self, text: str, has_rows: bool, wide: Sequence[Segment]) -> str:
+        """Return an expression, which may broadcast, with the sizes of a tile."""
+        sizes = (["BLOCK"] if has_rows else []) + [str(self.padded(one)) for one in wide]
+        return f"tl.broadcast_to({text}, [{', '.join(sizes)}])" if sizes else f"tl.full([], {text}, tl.int32)"
+
     def range(self, segment: Segment) -> str:
         """Return the variable with the points of a wide part, counted from its beginning."""
         name = f"r{self.padded(segment)}"
