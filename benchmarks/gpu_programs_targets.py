@@ -130,6 +130,19 @@ def heston(price: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
     return torch.clamp(price - 100, min=0)
 
 
+def lennard_jones(places: torch.Tensor, speeds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return places and speeds after ten steps of particles with a force between each two."""
+    step, eye = 1e-4, torch.eye(len(places), device=places.device)
+    for _ in range(10):
+        difference = places[:, None, :] - places[None, :, :]
+        squared = (difference * difference).sum(-1) + eye
+        inverse = 1 / (squared * squared * squared)
+        force = ((24 * (2 * inverse * inverse - inverse) / squared)[..., None] * difference).sum(1)
+        speeds = speeds + step * force
+        places = places + step * speeds
+    return places, speeds
+
+
 def _place(model: nn.Module, *inputs: torch.Tensor) -> Made:
     return model.cuda().eval(), tuple(one.cuda() for one in inputs)
 
@@ -165,4 +178,9 @@ def monte_carlo() -> Made:
     return heston, (100 * ones, 0.04 * ones)
 
 
-PROGRAMS = ("neural_ode", "policy", "scan", "radiance", "gru", "monte_carlo")
+def particles() -> Made:
+    """Return ten steps of 2,048 particles."""
+    return lennard_jones, (3 * torch.rand(2048, 3, device="cuda"), torch.zeros(2048, 3, device="cuda"))
+
+
+PROGRAMS = ("neural_ode", "policy", "scan", "radiance", "gru", "monte_carlo", "particles")

@@ -18,12 +18,14 @@ class Case:
         call: it.
         inputs: makes its inputs from a generator.
         loops: the number of loops in its kernel.
+        kernels: the number of kernels.
         tolerance: the largest error of an answer, as a share of its largest number.
     """
 
     call: Callable[..., Any]
     inputs: Callable[[torch.Generator], tuple[torch.Tensor, ...]]
     loops: int = 0
+    kernels: int = 1
     tolerance: float = 2e-6
 
 
@@ -159,6 +161,18 @@ def distances(x: torch.Tensor) -> torch.Tensor:
     return (difference * difference).sum(-1).sum(1)
 
 
+def particles(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Steps of particles with a force between each two: one kernel a step, as each reads all places."""
+    for _ in range(3):
+        difference = x[:, None, :] - x[None, :, :]
+        squared = (difference * difference).sum(-1) + 0.1
+        inverse = 1 / (squared * squared * squared)
+        force = ((24 * (2 * inverse * inverse - inverse) / squared)[..., None] * difference).sum(1)
+        v = v + 0.001 * force
+        x = x + 0.001 * v
+    return x, v
+
+
 CASES: dict[str, Case] = {
     "perceptron": Case(
         perceptron, lambda g: (draw(g, 50, 20), draw(g, 32, 20, scale=0.2), draw(g, 32), draw(g, 5, 32), draw(g, 5))
@@ -205,6 +219,7 @@ CASES: dict[str, Case] = {
     "statistics": Case(statistics, lambda g: (draw(g, 20, 13), draw(g, 13))),
     "PINN": Case(pinn, lambda g: (draw(g, 40, 1), draw(g, 1, 20), draw(g, 20, 1))),
     "distances": Case(distances, lambda g: (draw(g, 20, 3),)),
+    "particles": Case(particles, lambda g: (draw(g, 24, 3), draw(g, 24, 3)), kernels=3, tolerance=1e-5),
 }
 
 

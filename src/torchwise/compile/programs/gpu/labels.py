@@ -38,8 +38,12 @@ CONSTANTS = {
 """Operators that make a tensor of one number."""
 DRAWS = {"rand": "rand", "rand_like": "rand", "randn": "randn", "randn_like": "randn"}
 """Operators that draw random numbers, by Triton's name for their distribution."""
+FEW = 4
+"""Most points of an axis that is cut between all of them."""
 MAX_MATRIX = 1 << 18
 """Most numbers of a matrix that each block of rows reads. With larger ones a library is as fast."""
+MOVED = ("permute", "transpose", "t", "view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "expand")
+"""Operators whose output has the same numbers at other places."""
 REDUCTIONS = ("sum", "mean", "amax", "amin", "var")
 PARTS = ("split", "split_with_sizes", "unbind")
 """Operators with several outputs, which are parts of the input."""
@@ -64,6 +68,10 @@ class Labels:
         for dims in self._indices:
             for axis in self.axes.list_features(dims):
                 self.axes.cut_all(axis)
+        for dims in self._dims.values():
+            for axis in self.axes.list_features(dims):
+                if self.axes.size(axis) <= FEW:  # such as places in space, beside which another axis is wide
+                    self.axes.cut_all(axis)
         self.axes.settle()
 
     def add_indices(self, dims: Dims) -> None:

@@ -10,7 +10,7 @@ import torch
 from torchwise.compile.programs.gpu import expressions
 from torchwise.compile.programs.gpu.axes import Dims, Segment
 from torchwise.compile.programs.gpu.expressions import write_number
-from torchwise.compile.programs.gpu.labels import CONSTANTS, slice_bounds
+from torchwise.compile.programs.gpu.labels import CONSTANTS, MOVED, slice_bounds
 from torchwise.compile.programs.gpu.lowering import Lower, Lowering, check_type, key_of, relabel, write_cast
 from torchwise.compile.programs.gpu.products import PRODUCTS
 from torchwise.compile.programs.gpu.reductions import REDUCTIONS, write_layer_norm
@@ -22,7 +22,6 @@ Node = torch.fx.Node
 
 
 SAME = ("clone", "contiguous", "lift_fresh_copy", "alias", "detach", "copy_to_strides")
-MOVED = ("permute", "transpose", "t", "view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "expand")
 _OPERANDS = ("self", "other", "input")
 """Arguments of operators on single numbers that are numbers or tensors."""
 

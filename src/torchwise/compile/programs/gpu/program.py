@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from torchwise.compile.programs.gpu.axes import Axis, Dim
-from torchwise.compile.programs.gpu.labels import PARTS, Labels
+from torchwise.compile.programs.gpu.labels import MOVED, PARTS, Labels
 from torchwise.compile.programs.gpu.loops import Loop, find_loops
 from torchwise.compile.programs.gpu.tiles import TYPES
 from torchwise.compile.programs.lowering import name_of, shape_of
@@ -28,15 +28,15 @@ MAX_SPAN = 1 << 31
 
 
 class NodeError(UnsupportedError):
-    """An operator that has no code.
+    """Operators that have no code.
 
     Attributes:
-        node: it.
+        nodes: they.
     """
 
-    def __init__(self, node: Node, reason: str) -> None:
+    def __init__(self, nodes: Sequence[Node], reason: str) -> None:
         super().__init__(reason)
-        self.node = node
+        self.nodes = nodes
 
 
 @contextlib.contextmanager
@@ -49,7 +49,7 @@ def tell_node(node: Node) -> Iterator[None]:
     try:
         yield
     except (UnsupportedError, LookupError, ArithmeticError, RuntimeError, TypeError, ValueError) as error:
-        raise NodeError(node, str(error)) from error
+        raise NodeError([node], str(error)) from error
 
 
 @dataclass
@@ -113,6 +113,7 @@ def prepare(nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Nod
         if isinstance(part, Loop):
             _unify_bodies(labels, part)
     _unify_outputs(labels, stored)
+    _check_axes(labels, computed)
     _mark_rest(labels, computed, stored)
     labels.settle()
     multiplied = {
@@ -123,7 +124,7 @@ def prepare(nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Nod
         for axis in labels.axes.list_features(dims)
     }
     multiplied = labels.axes.list_linked(multiplied)
-    rows = _find_rows(labels, computed, stored)
+    rows = labels.axes.list_rows(labels.dims(stored[0].node))
     names = [memory[node].buffer.name for node in inputs] + list(dict.fromkeys(one.view.buffer.name for one in stored))
     return Program(parts, memory, labels, stored, rows, multiplied, names, hidden)
 
@@ -273,18 +274,39 @@ def _has_parts(node: Node) -> bool:
     return name_of(node) in PARTS or name_of(node) == "native_layer_norm"
 
 
-def _find_rows(labels: Labels, computed: Sequence[Node], stored: Sequence[Stored]) -> tuple[Axis, ...]:
-    """Return the axes of rows.
+def _check_axes(labels: Labels, computed: Sequence[Node]) -> None:
+    """Refuse operators that read the rows of a computed tensor as another axis as well, as all pairs of points do.
+
+    What is read so must be in memory. So it is the view that is refused, between two regions.
 
     Raises:
-        UnsupportedError: a tensor has an axis twice.
+        NodeError: there are some.
     """
-    axes = labels.axes
-    rows = axes.list_rows(labels.dims(stored[0].node))
+    found, seen = list[Node](), set[Node]()
     for node in computed:
         if _has_parts(node):
             continue
-        found = [axis for dim in labels.dims(node) for axis in axes.resolve(dim)]
-        if len(found) > len(set(found)):
-            raise UnsupportedError("a tensor has the same axis twice, as all pairs of points have")
-    return rows
+        axes = [axis for dim in labels.dims(node) for axis in labels.axes.resolve(dim)]
+        twice = {axis for axis in axes if axes.count(axis) > 1}
+        if twice and seen.isdisjoint(node.all_input_nodes):  # others have it from their inputs
+            found.append(_find_view(labels, node, twice))
+        seen |= {node} if twice else set()
+    if found:
+        raise NodeError(list(dict.fromkeys(found)), "a tensor has the same axis twice, as all pairs of points have")
+
+
+def _find_view(labels: Labels, node: Node, twice: set[Axis]) -> Node:
+    """Return the view by which an operator reads an axis at a later dimension than the first, or the operator."""
+    rank = len(shape_of(node))
+    first = next(place for place, dim in enumerate(labels.dims(node)) if twice.intersection(labels.axes.resolve(dim)))
+    for one in node.all_input_nodes:
+        dims = labels.dims(one)
+        later = [dim for place, dim in enumerate(dims) if place + rank - len(dims) > first]
+        if not any(twice.intersection(labels.axes.resolve(dim)) for dim in later):
+            continue
+        view = None
+        while name_of(one) in MOVED and not labels.is_memory(one):
+            view, one = one, one.all_input_nodes[0]
+        if view is not None and not labels.is_memory(one):
+            return view
+    return node

@@ -84,7 +84,7 @@ class GpuTarget:
             program = prepare(nodes, inputs, outputs)
             region.code = Kernel(program, _like(region.inputs), _like_outputs(region.outputs), self._device)
         except NodeError as error:
-            return [(origins[error.node], str(error))]
+            return [(origins[node], str(error)) for node in error.nodes]
         except (UnsupportedError, LookupError, ArithmeticError, RuntimeError, TypeError, ValueError) as error:
             return [(node, str(error)) for node in region.nodes]  # an argument of another kind
         return []
