@@ -65,7 +65,7 @@ class Scan(nn.Module):
         self.rates = nn.Parameter(torch.rand(width, states).neg())
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor, to: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Return what is read of the state at each time."""
+        """Return the sum over the state at each time."""
         gate = functional.softplus(gate)
         state, found = x.new_zeros(x.shape[0], *self.rates.shape), []
         for time in range(x.shape[1]):

@@ -1,4 +1,4 @@
-"""Small programs whose rows are independent, as people run them: what row programs on a GPU are for."""
+"""Small programs whose rows are independent, as people run them, for row programs on a GPU."""
 
 from __future__ import annotations
 

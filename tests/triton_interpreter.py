@@ -28,7 +28,7 @@ FUNCTIONS = {
 
 
 def add_functions(patch: pytest.MonkeyPatch) -> None:
-    """Have the interpreter compute by NumPy what a GPU's library computes."""
+    """Have NumPy compute the functions of a GPU's library."""
     from triton.language.extra import libdevice  # after the tests have chosen the interpreter
 
     for name, function in FUNCTIONS.items():

@@ -316,7 +316,7 @@ RULES: dict[str, Rule] = {
     "embedding": _label_lookup,
     "arange": lambda labels, node: labels.make(node),
 }
-"""By an operator's name, what it does with axes."""
+"""How operators treat axes, by their names."""
 
 
 def has_rule(node: Node, *, allows_draws: bool) -> bool:

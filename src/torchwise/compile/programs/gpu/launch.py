@@ -58,8 +58,8 @@ class Form:
 def list_forms(rows: int, *, has_products: bool, allows_tf32: bool) -> list[Form]:
     """Return the forms of a kernel that are tried, the likeliest first."""
     if not has_products:
-        sizes = ((128, 4, 128), (256, 4, 128), (32, 4, 128), (512, 8, 128), (8, 4, 128), (16, 4, 64), (32, 1, 64))
-        return [Form(*size, "ieee") for size in sizes]
+        alone = ((128, 4, 128), (256, 4, 128), (32, 4, 128), (512, 8, 128), (8, 4, 128), (16, 4, 64), (32, 1, 64))
+        return [Form(*size, "ieee") for size in alone]
     if rows == 1:
         return [Form(1, warps, most, "ieee") for warps, most in ((8, 128), (16, 256), (8, 64), (4, 64), (16, 128))]
     precisions = ["tf32"] if allows_tf32 else ["tf32x3", "ieee"]

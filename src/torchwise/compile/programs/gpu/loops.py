@@ -1,4 +1,4 @@
-"""Find the loops that an export unrolled: runs of operators that repeat, each with what the one before it made.
+"""Find the loops that an export unrolled: runs of operators that repeat, each with values of the one before it.
 
 Constants may differ between repetitions, such as the time of a step. So may parts of the same input, such as `x[:, t]`,
 if they lie evenly in memory.
@@ -84,7 +84,7 @@ def _label(node: Node) -> Any:
 
 
 def _describe(argument: Any) -> Any:
-    """Return what must be equal in each repetition. Fractions may differ, as they are no sizes."""
+    """Return the part of an argument that all repetitions share. Fractions may differ, as they are no sizes."""
     return "tensor" if isinstance(argument, Node) else float if isinstance(argument, float) else repr(argument)
 
 
@@ -128,7 +128,7 @@ def _match(bodies: Sequence[list[Node]], memory: dict[Node, View], hidden: set[N
 def _follows(
     bodies: Sequence[list[Node]], number: int, places: dict[Node, tuple[int, int]], memory: dict[Node, View]
 ) -> bool:
-    """Whether a body reads what the one before it reads, one repetition later."""
+    """Whether a body reads the values that the one before it reads, one repetition later."""
     for own, before in zip(bodies[number], bodies[number - 1], strict=True):
         for one, other in zip(list_arguments(own), list_arguments(before), strict=True):
             if not isinstance(one, Node):

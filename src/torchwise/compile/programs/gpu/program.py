@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from torchwise.compile.programs.gpu.axes import Axis, Dim
-from torchwise.compile.programs.gpu.labels import MOVED, PARTS, Labels
+from torchwise.compile.programs.gpu.labels import MOVED, PARTS, POINTWISE, Labels
 from torchwise.compile.programs.gpu.loops import Loop, find_loops
 from torchwise.compile.programs.gpu.tiles import TYPES
 from torchwise.compile.programs.lowering import name_of, shape_of
@@ -21,6 +21,7 @@ from torchwise.errors import UnsupportedError
 Node = torch.fx.Node
 MAX_LINES = 4000
 """Most operators of a kernel's text, each repetition of a loop once. A longer one would compile for minutes."""
+REPEATED = "a tensor has the same axis twice, as all pairs of points have"
 MAX_ALONE = 1 << 14
 """Most numbers of an output that has no rows, so that one program computes all of it."""
 MAX_SPAN = 1 << 31
@@ -105,15 +106,13 @@ def prepare(nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Nod
     lines = sum(len(part.bodies[0]) if isinstance(part, Loop) else len(part) for part in parts)
     if lines > MAX_LINES:
         raise UnsupportedError(f"it has {lines} operators outside of loops")
-    labels = Labels(list(memory))
-    for node in computed:
-        with tell_node(node):
-            labels.add(node)
+    labels = _label(computed, memory)
     for part in parts:
         if isinstance(part, Loop):
             _unify_bodies(labels, part)
     _unify_outputs(labels, stored)
-    _check_axes(labels, computed)
+    if twice := [node for node in computed if _find_repeated(labels, node)]:
+        raise NodeError(twice[:1], REPEATED)
     _mark_rest(labels, computed, stored)
     labels.settle()
     multiplied = {
@@ -213,7 +212,7 @@ def _view_as(view: View, shape: Shape) -> View:
 def _skip_unsqueezes(
     source: Node, part: View, user: Node, hidden: set[Node], memory: dict[Node, View]
 ) -> tuple[Node, View]:
-    """Return what a part of an output is made of, before dimensions of size 1 were added to it."""
+    """Return the tensor of a part of an output, before dimensions of size 1 were added to it."""
     while name_of(source) == "unsqueeze" and list(source.users) == [user] and source not in memory:
         hidden.add(source)
         dim = int(source.args[1]) % len(part.shape)  # type: ignore[arg-type]
@@ -274,39 +273,59 @@ def _has_parts(node: Node) -> bool:
     return name_of(node) in PARTS or name_of(node) == "native_layer_norm"
 
 
-def _check_axes(labels: Labels, computed: Sequence[Node]) -> None:
-    """Refuse operators that read the rows of a computed tensor as another axis as well, as all pairs of points do.
+def _label(computed: Sequence[Node], memory: dict[Node, View]) -> Labels:
+    """Find the axes of all tensors.
 
-    What is read so must be in memory. So it is the view that is refused, between two regions.
+    The rows of a computed tensor may be read as another axis as well, as all pairs of points do. Then they must be in
+    memory, so that the view by which they are read is left between two regions.
 
     Raises:
-        NodeError: there are some.
+        NodeError: there are such views, or an operator has no rule.
     """
-    found, seen = list[Node](), set[Node]()
-    for node in computed:
-        if _has_parts(node):
-            continue
-        axes = [axis for dim in labels.dims(node) for axis in labels.axes.resolve(dim)]
-        twice = {axis for axis in axes if axes.count(axis) > 1}
-        if twice and seen.isdisjoint(node.all_input_nodes):  # others have it from their inputs
-            found.append(_find_view(labels, node, twice))
-        seen |= {node} if twice else set()
-    if found:
-        raise NodeError(list(dict.fromkeys(found)), "a tensor has the same axis twice, as all pairs of points have")
+    between: list[Node] = []
+    while True:
+        labels = Labels([*memory, *between])
+        for node in computed:
+            if labels.is_memory(node):
+                continue
+            with tell_node(node):
+                labels.add(node)
+            if repeated := _find_repeated(labels, node):
+                view = _find_view(labels, node, repeated)
+                if view is None:
+                    raise NodeError([node], REPEATED)
+                between.append(view)
+                break
+        else:
+            if between:
+                raise NodeError(between, REPEATED)
+            return labels
 
 
-def _find_view(labels: Labels, node: Node, twice: set[Axis]) -> Node:
-    """Return the view by which an operator reads an axis at a later dimension than the first, or the operator."""
+def _find_repeated(labels: Labels, node: Node) -> set[Axis]:
+    """Return the axes that a tensor has twice."""
+    if _has_parts(node):
+        return set()
+    axes = [axis for dim in labels.dims(node) for axis in labels.axes.resolve(dim)]
+    return {axis for axis in axes if axes.count(axis) > 1}
+
+
+def _find_view(labels: Labels, node: Node, twice: set[Axis]) -> Node | None:
+    """Return the view by which an operator reads an axis at a later dimension than the first, or None."""
     rank = len(shape_of(node))
     first = next(place for place, dim in enumerate(labels.dims(node)) if twice.intersection(labels.axes.resolve(dim)))
-    for one in node.all_input_nodes:
+    waiting = list(node.all_input_nodes)
+    while waiting:
+        one = waiting.pop()
         dims = labels.dims(one)
         later = [dim for place, dim in enumerate(dims) if place + rank - len(dims) > first]
-        if not any(twice.intersection(labels.axes.resolve(dim)) for dim in later):
+        if labels.is_memory(one) or not any(twice.intersection(labels.axes.resolve(dim)) for dim in later):
             continue
+        if name_of(one) in POINTWISE:  # the view may be of what was computed before
+            waiting += one.all_input_nodes
         view = None
         while name_of(one) in MOVED and not labels.is_memory(one):
             view, one = one, one.all_input_nodes[0]
         if view is not None and not labels.is_memory(one):
             return view
-    return node
+    return None

@@ -200,7 +200,7 @@ class Tiles:
         return self._loaded[key]
 
     def load_once(self, expression: str) -> str:
-        """Return the variable with what lies at some addresses."""
+        """Return the variable with the numbers at some addresses."""
         if (expression,) not in self._loaded:
             self._loaded[expression,] = self.let(expression, torch.float32, False, ())
         return self._loaded[expression,].name
@@ -262,7 +262,7 @@ class Tiles:
         return f"row{axis}"
 
     def begin_scope(self) -> dict[tuple[object, ...], Tile]:
-        """Begin a loop: tiles that are loaded in it are unknown after it. Return what `end_scope` needs."""
+        """Begin a loop: tiles that are loaded in it are unknown after it. Return the tiles that are known so far, for `end_scope`."""
         kept = dict(self._loaded)
         self.indent += 1
         return kept
