@@ -262,7 +262,7 @@ class Tiles:
         return f"row{axis}"
 
     def begin_scope(self) -> dict[tuple[object, ...], Tile]:
-        """Begin a loop: tiles that are loaded in it are unknown after it. Return the tiles that are known so far, for `end_scope`."""
+        """Begin a loop, whose tiles are unknown after it. Return those that are known before, for `end_scope`."""
         kept = dict(self._loaded)
         self.indent += 1
         return kept
