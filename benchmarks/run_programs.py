@@ -44,6 +44,11 @@ FOLDER = Path(__file__).parent / "programs"
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 SIZES = {
     "tiny": {"llama": "", "stable_diffusion": "--widths 8 16 --side 16 --steps 2 --rounds 2"},
+    "medium": {
+        "llama": "--width 2048 --layers 8 --heads 32 --vocabulary 32000 --prompt 128 --tokens 128 --rounds 12",
+        "stable_diffusion": "--widths 160 320 640 --blocks 1 --prompt 77 --prompt-width 768 --side 384 "
+        "--steps 20 --rounds 12",
+    },
     "large": {
         "llama": "--width 2048 --layers 16 --heads 32 --vocabulary 32000 --prompt 128 --tokens 128 --rounds 20",
         "stable_diffusion": "--widths 320 640 1280 1280 --blocks 1 --prompt 77 --prompt-width 768 --side 512 "
@@ -238,8 +243,11 @@ def summarize(program: str, found: dict[str, Any], options: argparse.Namespace) 
     """Return the lines about a program, and whether nothing is wrong."""
     runs, away = found["runs"], found["away"]
     lines = ["", f"{program}: tuned in {show.seconds(found.get('tuned_s'))}, {describe_plans(program, options)}"]
-    if not all(runs.get(name) for name in (ALONE, APPLY, *options.modes)):
+    names = (ALONE, APPLY, *options.modes)
+    if not all(runs.get(name) for name in names):
         return [*lines, "not measured to its end: the same command goes on"], True
+    if (turns := min(len(runs[name]) for name in names)) < options.turns:
+        lines.append(f"  {turns} of {options.turns} turns: the same command goes on")
     for name, several in runs.items():
         whole, last = (show.speedup(divide(runs[ALONE], several, key)) for key in ("whole_s", "round_s"))
         middle = (show.seconds(statistics.median(one[key] for one in several)) for key in ("whole_s", "round_s"))
