@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import math
 import re
 import weakref
 from collections.abc import Callable
@@ -286,6 +287,34 @@ def test_the_setting_that_attention_layers_read_is_looked_at() -> None:
     finally:
         torch.backends.mha.set_fastpath_enabled(True)
     assert counted.steady_calls == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "is_covered"),
+    [
+        ("G['math'].pi", math.pi, True),
+        ("G['torch'].inf", math.inf, True),
+        ("G['np'].nan", math.nan, True),
+        ("G['math'].pi", 3.0, False),  # somebody changed it
+        ("G['math'].scale", 2.0, False),
+        ("G['settings'].pi", math.pi, False),
+        ("G['math'].tau.x", math.tau, False),
+    ],
+)
+def test_constants_of_mathematics_do_not_change(place: str, value: float, is_covered: bool) -> None:
+    guard = SimpleNamespace(name=place, is_global=True, guard_type="EQUALS_MATCH", value=value)
+    assert guard_bypass.is_covered(guard, None, {}) is is_covered
+
+
+def turn(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x * math.pi) + torch.pi
+
+
+def test_code_that_reads_pi_is_called_without_dynamo() -> None:
+    counted = Counted(turn, X)
+    assert counted.bypass.reason == ""
+    assert torch.allclose(counted(X), turn(X))
+    assert counted.steady_calls == 0
 
 
 @pytest.mark.parametrize(("value", "is_covered"), [(True, False), (1e-5, False), (torch.relu, True), ({}, True)])

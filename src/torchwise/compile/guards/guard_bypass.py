@@ -11,6 +11,7 @@ Source: PyTorch's `guard_filter_fn`, which receives every guard, and its debuggi
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import types
 import weakref
@@ -39,6 +40,8 @@ _CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.
 """Types that are assumed not to change: a plan is verified for the program's present code."""
 _CODE_OF = re.compile(r"\.__(?:code|defaults|kwdefaults|closure)__(?:\[[^\]]*\])?$")
 _OF_TORCH = re.compile(r"__import_torch(?:_dot_\w+)?'")
+_CONSTANT = re.compile(r"G\['(?:math|cmath|np|numpy|torch)'\]\.(pi|e|tau|inf|nan)")
+"""Constants of mathematics. Nobody changes them, and a program's own constants of these names are elsewhere."""
 _FASTPATH = "G['__import_torch_dot_backends_dot_mha']._is_fastpath_enabled"
 """A setting that attention and encoder layers of `torch.nn` read. It is checked on each call (`FastPath.holds`)."""
 _ATTRIBUTE_GUARDS = ("HASATTR", "NOT_PRESENT_IN_GENERIC_DICT")
@@ -252,7 +255,7 @@ def is_covered(guard: Any, own: str | None, arguments: Mapping[str, Any]) -> boo
     if name.startswith(("type(", "dict(type(")):  # a class's code, or the dict of it. The rest of it is data
         return isinstance(guard.value, _CODE) or guard.guard_type == "TYPE_MATCH" or name.endswith(".__dict__)")
     if guard.is_global:
-        if isinstance(guard.value, _CODE) or name == _FASTPATH:
+        if isinstance(guard.value, _CODE) or name == _FASTPATH or is_constant(name, guard.value):
             return True
         return _OF_TORCH.search(name) is not None and not is_frozen(guard.value)  # a plain value there is a setting
     root = re.match(r"\w+", name)
@@ -266,6 +269,15 @@ def is_covered(guard: Any, own: str | None, arguments: Mapping[str, Any]) -> boo
     if guard.guard_type == "HASATTR" and _attribute_of(guard) is None:
         return True  # `reads_of` notes the attribute
     return is_frozen(guard.value) or isinstance(guard.value, _CODE)
+
+
+def is_constant(name: str, value: Any) -> bool:
+    """Whether a place is a constant of mathematics in a module that has them, such as `math.pi`."""
+    place = _CONSTANT.fullmatch(name)
+    if place is None or type(value) is not float:
+        return False
+    known = getattr(math, place[1])
+    return value == known or (math.isnan(value) and math.isnan(known))
 
 
 def _is_in_signature(place: str, value: Any) -> bool:

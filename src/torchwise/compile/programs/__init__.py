@@ -21,7 +21,7 @@ from torchwise.compile.backends.pure_graph import PureGraph
 from torchwise.compile.programs.build import load_module
 from torchwise.compile.programs.complex_numbers import join_complex, split_complex
 from torchwise.compile.programs.gpu.target import GpuTarget
-from torchwise.compile.programs.noise import free_noise
+from torchwise.compile.programs.noise import draw_inside, free_noise
 from torchwise.compile.programs.regions import CpuTarget, Region, Target, find_regions, tell_refusals
 from torchwise.compile.programs.source import write_source
 from torchwise.errors import UnsupportedError, first_line, format_error
@@ -108,9 +108,11 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any], *, draws: 
         module = pure.inline(program)
         parts = split_complex(module)
         original, module = (graph, module) if parts is None else (parts.module, parts.module)
-        free_noise(module.graph)
-        _allow_strides(module.graph)
         target = _find_target(inputs, draws=draws)
+        free_noise(module.graph)
+        if draws and isinstance(target, CpuTarget):
+            draw_inside(module.graph)
+        _allow_strides(module.graph)
         regions, levels, refused = find_regions(module.graph, target)
         _check_gain(regions, refused)
         kept = [region for region in regions if region.number_of_operators >= LEAST_OPERATORS]

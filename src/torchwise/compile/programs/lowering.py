@@ -17,6 +17,7 @@ from torchwise._torch.dispatch import OpOverload
 from torchwise.compile.backends.pure_graph import copy_to_strides, list_arguments
 from torchwise.compile.programs import pointwise
 from torchwise.compile.programs.kernels import Call, Kernel, Loop
+from torchwise.compile.programs.noise import draw_normal, draw_uniform
 from torchwise.compile.programs.values import C_TYPES, Buffer, Shape, Value, View, row_major, write_number
 from torchwise.errors import UnsupportedError
 
@@ -136,6 +137,16 @@ class Lowering:
         name = loop.let(dtype, f"({kind})({start} + {step} * {loop.ramp(dim)})")
         return Value(shape_of(node), dtype, None, number, name)
 
+    def draw(self, node: Node, seed: Value, stream: int, function: str) -> Value:
+        """Return random numbers, each by its place."""
+        shape = shape_of(node)
+        number, (name,) = self._join(shape, [seed])
+        loop = self.kernels[number]
+        assert isinstance(loop, Loop)
+        terms = [f"{loop.ramp(dim)} * {stride}" for dim, stride in enumerate(row_major(shape)) if shape[dim] != 1]
+        drawn = loop.let(torch.float32, f"{function}({name}, {stream}, {' + '.join(terms) or '0'})")
+        return Value(shape, torch.float32, None, number, drawn)
+
     def _join(self, shape: Shape, operands: Sequence[Value]) -> tuple[int, list[str]]:
         """Return the number of the first loop over a shape that knows all operands, and their names there."""
         first = max((self._known_from(one, shape) for one in operands), default=0)
@@ -184,11 +195,20 @@ def dtype_of(node: Node) -> torch.dtype:
     return dtype
 
 
+_OWN: dict[Any, str] = {
+    operator.getitem: "getitem",
+    copy_to_strides: "copy_to_strides",
+    draw_normal: "draw_normal",
+    draw_uniform: "draw_uniform",
+}
+"""The names of functions that are no operators of PyTorch."""
+
+
 def name_of(node: Node) -> str:
     """Return the name of a node's operator, without its overload, or ""."""
     target = node.target
     if not isinstance(target, OpOverload):
-        return "getitem" if target is operator.getitem else "copy_to_strides" if target is copy_to_strides else ""
+        return _OWN.get(target, "")
     namespace, _, name = str(target).partition(".")
     return name.partition(".")[0] if namespace == "aten" else ""
 

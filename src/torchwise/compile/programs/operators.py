@@ -29,6 +29,8 @@ VIEWS = (
     *("select", "alias", "detach", "diagonal"),
 )
 """Operators whose output is a part of the same memory. `as_strided` is none: it counts from the storage's beginning."""
+DRAWS = {"draw_normal": "normal_of", "draw_uniform": "uniform_of"}
+"""Functions that draw random numbers, and their names in `native/numbers.h`."""
 SAME = ("clone", "lift_fresh_copy", "contiguous")
 """Operators whose output has the same numbers."""
 
@@ -53,6 +55,9 @@ def _lower(made: Lowering, node: torch.fx.Node, values: dict[torch.fx.Node, Valu
         return _take_part(node, values)
     if name == "copy_to_strides":  # an output, which is written to memory with these strides
         return values[node.all_input_nodes[0]]
+    if name in DRAWS:
+        seed, stream, _ = node.args
+        return made.draw(node, values[seed], int(stream), DRAWS[name])  # type: ignore[index, arg-type]
     given = Operands(node, values)
     found = _LOWERINGS.get(name)
     if found is not None:
@@ -65,7 +70,7 @@ def _lower(made: Lowering, node: torch.fx.Node, values: dict[torch.fx.Node, Valu
 def is_known(node: torch.fx.Node) -> bool:
     """Whether there may be kernels for a node."""
     name = name_of(node)
-    return name in ("getitem", "copy_to_strides") or name in _LOWERINGS or name in VIEWS or name in _POINTWISE
+    return name in ("getitem", "copy_to_strides", *DRAWS) or name in _LOWERINGS or name in VIEWS or name in _POINTWISE
 
 
 _POINTWISE = {

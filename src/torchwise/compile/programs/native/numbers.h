@@ -7,20 +7,23 @@
 #include <cstdint>
 #include <cstring>
 
+// A call in a loop would keep it from being vectorized, and compilers stop inlining after some fifteen of them.
+#define INLINE inline __attribute__((always_inline))
+
 namespace {
 
 template <class To, class From>
-inline To bits(From from) {
+INLINE To bits(From from) {
   To to;
   std::memcpy(&to, &from, sizeof(to));
   return to;
 }
 
-inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+INLINE float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
-inline float power_of_two(int n) { return bits<float>((n + 127) << 23); }
+INLINE float power_of_two(int n) { return bits<float>((n + 127) << 23); }
 
-inline float exp_series(float r) {  // (exp(r) - 1 - r) / r^2 (Cephes)
+INLINE float exp_series(float r) {  // (exp(r) - 1 - r) / r^2 (Cephes)
   float p = 1.9875691500e-4f;
   p = fused(p, r, 1.3981999507e-3f);
   p = fused(p, r, 8.3334519073e-3f);
@@ -29,7 +32,7 @@ inline float exp_series(float r) {  // (exp(r) - 1 - r) / r^2 (Cephes)
   return fused(p, r, 5.0000001201e-1f);
 }
 
-inline float exp_of(float x) {
+INLINE float exp_of(float x) {
   float c = x > 88.8f ? 88.8f : x;
   c = c < -104.0f ? -104.0f : c;
   float n = __builtin_rintf(c * 1.44269504088896341f);
@@ -40,13 +43,13 @@ inline float exp_of(float x) {
   return y * power_of_two(half) * power_of_two(whole - half);
 }
 
-inline float expm1_of(float x) {
+INLINE float expm1_of(float x) {
   float near = fused(exp_series(x), x * x, x);
   near = x == 0.0f ? x : near;
   return __builtin_fabsf(x) < 0.34f ? near : exp_of(x) - 1.0f;
 }
 
-inline float tanh_of(float x) {
+INLINE float tanh_of(float x) {
   float a = __builtin_fabsf(x), z = x * x;
   float p = -5.70498872745e-3f;
   p = fused(p, z, 2.06390887954e-2f);
@@ -58,9 +61,9 @@ inline float tanh_of(float x) {
   return a < 0.625f ? near : __builtin_copysignf(far, x);
 }
 
-inline float sigmoid_of(float x) { return 1.0f / (1.0f + exp_of(-x)); }
+INLINE float sigmoid_of(float x) { return 1.0f / (1.0f + exp_of(-x)); }
 
-inline float log_of(float x) {  // Cephes
+INLINE float log_of(float x) {  // Cephes
   bool tiny = x < 1.17549435e-38f;
   float s = tiny ? x * 8388608.0f : x;
   int i = bits<int>(s);
@@ -87,7 +90,7 @@ inline float log_of(float x) {  // Cephes
   return x != x ? x : r;
 }
 
-inline float log1p_of(float x) {
+INLINE float log1p_of(float x) {
   float u = 1.0f + x;
   float r = log_of(u) + (x - (u - 1.0f)) / u;
   r = x == __builtin_inff() ? x : r;
@@ -95,7 +98,7 @@ inline float log1p_of(float x) {
   return u == 1.0f ? x : r;
 }
 
-inline float erf_of(float x) {  // polynomials by N. Juffa
+INLINE float erf_of(float x) {  // polynomials by N. Juffa
   float t = __builtin_fabsf(x), s = x * x;
   float r = fused(-1.72853470e-5f, t, 3.83197126e-4f);
   float u = fused(-3.88396438e-3f, t, 2.42546219e-2f);
@@ -117,14 +120,14 @@ inline float erf_of(float x) {  // polynomials by N. Juffa
 
 const float WIDEST_ANGLE = 1e8f;  // beyond it PyTorch's own functions answer
 
-inline void reduce_angle(float x, double& r, int& quadrant) {
+INLINE void reduce_angle(float x, double& r, int& quadrant) {
   double n = __builtin_rint((double)x * 0.63661977236758134308);
   r = __builtin_fma(n, -1.57079632679489661923, (double)x);
   r = __builtin_fma(n, -6.123233995736766e-17, r);
   quadrant = (int)n;
 }
 
-inline float turn(double r, int quadrant) {
+INLINE float turn(double r, int quadrant) {
   double z = r * r;
   double sine = r + r * z * (-1.6666666664e-1 + z * (8.333333072e-3 + z * (-1.98408328e-4 + z * 2.75239710775e-6 )));
   double cosine = 1.0 + z * (-0.5 + z * (4.16666666666e-2 + z * (-1.38888888e-3 + z * (2.480158e-5 + z * -2.7557e-7))));
@@ -132,7 +135,7 @@ inline float turn(double r, int quadrant) {
   return (float)((quadrant & 2) ? -picked : picked);
 }
 
-inline float sin_of(float x) {
+INLINE float sin_of(float x) {
   double r;
   int quadrant;
   reduce_angle(x, r, quadrant);
@@ -140,57 +143,91 @@ inline float sin_of(float x) {
   return x == 0.0f ? x : y;
 }
 
-inline float cos_of(float x) {
+INLINE float cos_of(float x) {
   double r;
   int quadrant;
   reduce_angle(x, r, quadrant);
   return turn(r, quadrant + 1);
 }
 
-inline bool is_wide(float x) { return __builtin_fabsf(x) > WIDEST_ANGLE; }  // infinity, too
-inline bool is_wide(double) { return false; }
+INLINE bool is_wide(float x) { return __builtin_fabsf(x) > WIDEST_ANGLE; }  // infinity, too
+INLINE bool is_wide(double) { return false; }
 
-inline float hypot_of(float x, float y) {  // squares of floats neither overflow nor vanish as doubles
+INLINE float hypot_of(float x, float y) {  // squares of floats neither overflow nor vanish as doubles
   float length = (float)__builtin_sqrt((double)x * x + (double)y * y), most = __builtin_huge_valf();
   return __builtin_fabsf(x) == most || __builtin_fabsf(y) == most ? most : length;
 }
 
-inline double hypot_of(double x, double y) { return std::hypot(x, y); }
-inline double exp_of(double x) { return std::exp(x); }
-inline double expm1_of(double x) { return std::expm1(x); }
-inline double tanh_of(double x) { return std::tanh(x); }
-inline double sigmoid_of(double x) { return 1.0 / (1.0 + std::exp(-x)); }
-inline double log_of(double x) { return std::log(x); }
-inline double log1p_of(double x) { return std::log1p(x); }
-inline double erf_of(double x) { return std::erf(x); }
-inline double sin_of(double x) { return std::sin(x); }
-inline double cos_of(double x) { return std::cos(x); }
+INLINE double hypot_of(double x, double y) { return std::hypot(x, y); }
+INLINE double exp_of(double x) { return std::exp(x); }
+INLINE double expm1_of(double x) { return std::expm1(x); }
+INLINE double tanh_of(double x) { return std::tanh(x); }
+INLINE double sigmoid_of(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+// Philox 2x32 with seven rounds (Salmon et al., 2011: the fewest that pass all of TestU01), for a place in a stream.
+INLINE void philox(int64_t seed, int stream, int64_t place, uint32_t& a, uint32_t& b) {
+  uint32_t key = (uint32_t)seed;
+  a = (uint32_t)place;
+  b = (uint32_t)stream ^ (uint32_t)((uint64_t)seed >> 32);
+#pragma GCC unroll 7
+  for (int round = 0; round < 7; ++round) {
+    uint64_t product = (uint64_t)0xD256D193u * a;
+    a = (uint32_t)(product >> 32) ^ key ^ b;
+    b = (uint32_t)product;
+    key += 0x9E3779B9u;
+  }
+}
+
+INLINE float uniform_of(int64_t seed, int stream, int64_t place) {  // in [0, 1)
+  uint32_t first, second;
+  philox(seed, stream, place, first, second);
+  return (float)(int32_t)(first >> 8) * 0x1p-24f;
+}
+
+INLINE float normal_of(int64_t seed, int stream, int64_t place) {  // by Box and Muller
+  uint32_t first, second;
+  philox(seed, stream, place, first, second);
+  float u = ((float)(int32_t)(first >> 8) + 1.0f) * 0x1p-24f;
+  // The angle is an eighth of a turn at most, and two bits choose among its sine and cosine with both signs.
+  float r = ((float)(int32_t)((second & 0x3fffffffu) >> 6) * 0x1p-24f - 0.5f) * 1.57079632679489662f, z = r * r;
+  float sine = fused(fused(fused(-1.9515295891e-4f, z, 8.3321608736e-3f), z, -1.6666654611e-1f) * z, r, r);
+  float cosine = fused(fused(2.443315711809948e-5f, z, -1.388731625493765e-3f), z, 4.166664568298827e-2f);
+  cosine = fused(cosine * z, z, fused(-0.5f, z, 1.0f));
+  float picked = (int32_t)second < 0 ? sine : cosine;
+  float radius = std::sqrt(-2.0f * log_of(u));
+  return (second & 0x40000000u) ? -picked * radius : picked * radius;
+}
+
+INLINE double log_of(double x) { return std::log(x); }
+INLINE double log1p_of(double x) { return std::log1p(x); }
+INLINE double erf_of(double x) { return std::erf(x); }
+INLINE double sin_of(double x) { return std::sin(x); }
+INLINE double cos_of(double x) { return std::cos(x); }
 
 template <class T>
-inline T largest(T a, T b) {  // NaN of either comes out
+INLINE T largest(T a, T b) {  // NaN of either comes out
   return a != a ? a : (b != b ? b : (a > b ? a : b));
 }
 
 template <class T>
-inline T smallest(T a, T b) {
+INLINE T smallest(T a, T b) {
   return a != a ? a : (b != b ? b : (a < b ? a : b));
 }
 
-inline float absolute(float x) { return __builtin_fabsf(x); }
-inline double absolute(double x) { return __builtin_fabs(x); }
+INLINE float absolute(float x) { return __builtin_fabsf(x); }
+INLINE double absolute(double x) { return __builtin_fabs(x); }
 template <class T>
-inline T absolute(T x) {
+INLINE T absolute(T x) {
   return x < 0 ? -x : x;
 }
 
 // What a CPU gives is given for NaN and numbers beyond the type, too, of which a compiler may make anything else.
 template <class T>
-inline int64_t whole_of(T x) {
+INLINE int64_t whole_of(T x) {
   return x >= (T)-9223372036854775808.0 && x < (T)9223372036854775808.0 ? (int64_t)x : INT64_MIN;
 }
 
 template <class T>
-inline T sign_of(T x) {
+INLINE T sign_of(T x) {
   return (T)((x > 0) - (x < 0));
 }
 
