@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 from torchwise.compile import compile_plan
-from torchwise.compile.aot import Code, Constant, Loader, Maker, check_possible
+from torchwise.compile.aot import Code, Loader, Maker, check_possible
+from torchwise.compile.guards.global_constants import Constant
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.workload import Example
@@ -171,10 +173,13 @@ def test_a_module_with_hooks_is_refused() -> None:
         ("G['FACTORS']", [1], None),
         ("G['FACTORS'][0]", 1, None),
         ("self.scale", 1, None),
+        ("G['numbers'].pi", 3.0, Constant("math", "pi", 3.0)),
+        ("G['text'].pi", 3.0, None),
+        ("G['numbers'].pi.x", 3.0, None),
     ],
 )
 def test_which_global_variables_are_compared(place: str, value: Any, expected: Constant | None) -> None:
-    assert Constant.from_guard(place, value) == expected
+    assert Constant.from_guard(place, value, {"numbers": math, "text": "pi"}) == expected
 
 
 def test_a_constant_holds_while_it_is_the_same_and_of_the_same_type() -> None:
@@ -182,5 +187,6 @@ def test_a_constant_holds_while_it_is_the_same_and_of_the_same_type() -> None:
     assert not Constant("", "N", 1).holds({"N": True})
     assert not Constant("", "N", 1).holds({"N": 2})
     assert not Constant("", "N", 1).holds({})
-    assert Constant("math", "pi", __import__("math").pi).holds({})
+    assert Constant("math", "pi", math.pi).holds({})
+    assert Constant("math", "nan", math.nan).holds({})
     assert not Constant("no.such.module", "pi", 3.0).holds({})

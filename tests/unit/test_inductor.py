@@ -21,7 +21,7 @@ from torchwise._torch.dynamo import count_compiled_graphs
 from torchwise.compile import compile_plan
 from torchwise.compile.backends.freezing import without_cached_weights
 from torchwise.compile.backends.inductor import compile
-from torchwise.compile.guards.guard_bypass import FastPath
+from torchwise.compile.guards.fast_path import FastPath
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec

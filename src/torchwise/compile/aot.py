@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,44 +24,16 @@ import torch
 from torchwise._torch import dynamo
 from torchwise.compile.backends.graphs import NOTHING, marked_dims, while_compiling
 from torchwise.compile.backends.inductor import aot_backend
-from torchwise.compile.guards.guard_bypass import FastPath, GuardBypass, fast_path, make_fast_path
+from torchwise.compile.guards.fast_path import FastPath, fast_path, make_fast_path
+from torchwise.compile.guards.global_constants import Constant, find_constants
+from torchwise.compile.guards.guard_bypass import GuardBypass
 from torchwise.compile.guards.module_guard import make_quick_check
 from torchwise.compile.signature import Signature, overlap_in, signature_of
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.rules import find_choices
 
-_GLOBAL = re.compile(r"G\['(?:__import_(?P<module>\w+)'\]\.(?P<name>\w+)|(?P<own>\w+)'\])")
 Call = Callable[..., Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """A global variable, and its value while compiling.
-
-    Attributes:
-        module: the variable's module, "" for the module of the compiled function.
-        name: of the variable.
-        value: a number, a text, or None.
-    """
-
-    module: str
-    name: str
-    value: bool | int | float | str | None
-
-    @classmethod
-    def from_guard(cls, place: str, value: Any) -> Constant | None:
-        """Return the constant that a guard on `place` checks, or None if it is not a plain global variable."""
-        hit = _GLOBAL.fullmatch(place)
-        if hit is None or type(value) not in (bool, int, float, str, type(None)):
-            return None
-        return cls((hit["module"] or "").replace("_dot_", "."), hit["name"] or hit["own"], value)
-
-    def holds(self, own: dict[str, Any]) -> bool:
-        """Whether the variable has the same value now. `own` are the globals of the compiled function."""
-        scope = vars(sys.modules[self.module]) if self.module in sys.modules else {} if self.module else own
-        now = scope.get(self.name, self)
-        return type(now) is type(self.value) and now == self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +218,8 @@ def _compile_ahead(
             function = compiled.aot_compile((args, kwargs))  # type: ignore[attr-defined]
         except AttributeError as error:
             raise UnsupportedError(f"torch {torch.__version__} cannot compile ahead ({error})") from error
-        constants = {id(guard): c for guard in dropped if (c := Constant.from_guard(str(guard.name), guard.value))}
+        scope = getattr(call, "__globals__", {})
+        constants = find_constants(dropped, scope)
         lost = bypass.find_uncovered(args, kwargs, [guard for guard in dropped if id(guard) not in constants])
         if lost:
             raise UnsupportedError(f"it depends on {lost}: code compiled ahead would not notice a change of it")

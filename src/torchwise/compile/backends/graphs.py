@@ -18,6 +18,7 @@ from torchwise.compile.backends.compile_callback import CompileCallback, compile
 from torchwise.compile.guards.guard_bypass import GuardBypass
 from torchwise.compile.guards.module_guard import Reads
 from torchwise.compile.inductor_patches import without_input_checks
+from torchwise.compile.recognizer import Recognize, Recognizer
 from torchwise.compile.recompiles import Recompiles
 from torchwise.compile.signature import Signature, is_plain, opaque_leaves, overlap_in, signature_of
 from torchwise.compile.transforms import has_stage, list_at
@@ -41,6 +42,8 @@ _MARKED: dict[int, tuple[int, dict[str, Any]]] = {}
 """By the identity of a marked tensor: the calls that hold its marks, and the attributes that it had before."""
 _FOR_OTHERS = {"allow_rnn": True, "specialize_float": True}
 """Settings for compilers other than Inductor. They compute an LSTM as a whole, and take no numbers as inputs."""
+MAX_RECOGNIZED = 3
+"""Most signatures that are looked for in C++, one after another. Others are found by their signature."""
 MAX_BYPASSES = 256
 """Maximum number of signatures that bypass Dynamo's guards. Each takes some 100 kB for 100 parameters."""
 
@@ -101,6 +104,7 @@ class Compiled:
         self._varying = varying
         self._parts = parts
         self._paths: dict[Signature, Callable[..., Any]] = {}
+        self._recognized: tuple[tuple[Recognize, Callable[..., Any]], ...] = ()  # the last ones, checked in C++
         self._lock = threading.Lock()  # Dynamo's report on a compilation must belong to this call
         self._compiler: int | None = None  # the thread that compiles
         self._nested = False
@@ -110,6 +114,9 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer the call. The first call of a signature compiles."""
+        for recognize, known in self._recognized:
+            if recognize(args, kwargs):
+                return known(*args, **kwargs)
         signature = signature_of(args, kwargs)
         path = self._paths.get(signature)
         if path is not None:
@@ -179,7 +186,18 @@ class Compiled:
             self._paths[signature] = owned(self._steady)
         else:
             self._paths[signature] = owned(self._bypass.path(self._steady, args, kwargs, before))
+        self._recognize(signature, args, kwargs)
         return result
+
+    def _recognize(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have calls of a signature recognized in C++, which takes a fraction of the time that a signature takes."""
+        if overlap_in(signature) is not None or signature_of(args, kwargs) != signature:
+            return
+        with contextlib.suppress(UnsupportedError):
+            recognize = Recognizer(args, kwargs).translate(args, kwargs)
+            if recognize is not None:
+                others = self._recognized[: MAX_RECOGNIZED - 1]
+                self._recognized = ((recognize, self._paths[signature]), *others)
 
     def _steady(self, *args: Any, **kwargs: Any) -> Any:
         """Answer through Dynamo, which compiles new kinds of call by the plan."""

@@ -11,7 +11,6 @@ Source: PyTorch's `guard_filter_fn`, which receives every guard, and its debuggi
 from __future__ import annotations
 
 import inspect
-import math
 import re
 import types
 import weakref
@@ -22,26 +21,17 @@ from typing import Any
 import torch
 
 from torchwise._torch import dynamo
-from torchwise._torch.dispatch import FUNCTION_MODES, list_function_modes
-from torchwise._torch.dynamo import make_settings_check
+from torchwise.compile.guards.fast_path import Call, FastPath, Finish, fast_path, make_fast_path
+from torchwise.compile.guards.global_constants import Constant, find_constants, make_constants_check
 from torchwise.compile.guards.module_guard import Reads, make_quick_check
-from torchwise.compile.recompiles import Pace
 from torchwise.compile.signature import is_plain, is_strided, opaque_leaves
 from torchwise.workload import pytree
 from torchwise.workload.layouts import count_writes
-
-Call = Callable[..., Any]
-
-MAX_STATES = 4
-"""Maximum number of kept bypasses for each signature: one for each state of the module and of PyTorch's settings."""
-
 
 _CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
 """Types that are assumed not to change: a plan is verified for the program's present code."""
 _CODE_OF = re.compile(r"\.__(?:code|defaults|kwdefaults|closure)__(?:\[[^\]]*\])?$")
 _OF_TORCH = re.compile(r"__import_torch(?:_dot_\w+)?'")
-_CONSTANT = re.compile(r"G\['(?:math|cmath|np|numpy|torch)'\]\.(pi|e|tau|inf|nan)")
-"""Constants of mathematics. Nobody changes them, and a program's own constants of these names are elsewhere."""
 _FASTPATH = "G['__import_torch_dot_backends_dot_mha']._is_fastpath_enabled"
 """A setting that attention and encoder layers of `torch.nn` read. It is checked on each call (`FastPath.holds`)."""
 _ATTRIBUTE_GUARDS = ("HASATTR", "NOT_PRESENT_IN_GENERIC_DICT")
@@ -56,11 +46,13 @@ class CodeFacts:
         reason: why it may never be called directly, or "" if it may.
         needed: parameters that must be passed, not left to a default.
         reads: the attributes that its guards read of each module inside the owner (`Reads`).
+        constants: the global variables whose values it holds.
     """
 
     reason: str
     needed: frozenset[str] = frozenset()
     reads: Reads = field(default_factory=dict)
+    constants: tuple[Constant, ...] = ()
 
 
 class GuardBypass:
@@ -118,7 +110,8 @@ class GuardBypass:
                     known = self._reads.setdefault(path, set())
                     self._reads[path] = None if known is None or names is None else {*known, *names}
         if self.is_of(source):
-            _KNOWN[code] = facts_of(self.guards, self.own, arguments, broke=dynamo.count_graph_breaks() != self._breaks)
+            broke, scope = dynamo.count_graph_breaks() != self._breaks, self._function.__globals__
+            _KNOWN[code] = facts_of(self.guards, self.own, arguments, broke=broke, scope=scope)
         self.guards = []
 
     def path(self, steady: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any], before: Finish) -> Call:
@@ -162,9 +155,12 @@ class GuardBypass:
         _call_natively(code, function.__globals__)
         inner = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
         inner.__kwdefaults__ = function.__kwdefaults__
+        holds = make_constants_check(facts.constants, function.__globals__)
         if not isinstance(self._owner, torch.nn.Module):
-            return make_fast_path(inner, None)
-        return make_fast_path(types.MethodType(inner, self._owner), make_quick_check(self._owner, facts.reads))
+            return make_fast_path(inner, holds)
+        unchanged = make_quick_check(self._owner, facts.reads)
+        both = unchanged if holds is None else lambda: unchanged() and holds()
+        return make_fast_path(types.MethodType(inner, self._owner), both)
 
     def find_refusal(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
         """Return a reason why this call can have no bypass, whatever its guards."""
@@ -206,16 +202,33 @@ _KNOWN: weakref.WeakKeyDictionary[types.CodeType, CodeFacts] = weakref.WeakKeyDi
 """The facts about compiled code."""
 
 
-def facts_of(guards: Sequence[Any], own: str | None, arguments: Mapping[str, Any], *, broke: bool) -> CodeFacts:
-    """Return the facts about code by all of its guards, where `own` is the parameter for the module."""
+def facts_of(
+    guards: Sequence[Any],
+    own: str | None,
+    arguments: Mapping[str, Any],
+    *,
+    broke: bool,
+    scope: Mapping[str, Any] | None = None,
+) -> CodeFacts:
+    """Return the facts about code by all of its guards.
+
+    Args:
+        guards: all of them.
+        own: the parameter for the module.
+        arguments: of the call, by parameter.
+        broke: whether the graph breaks.
+        scope: the globals of the function.
+    """
     arguments = {name: value for name, value in arguments.items() if name != own}
-    uncovered = next((name_of(guard) for guard in guards if not is_covered(guard, own, arguments)), None)
-    if uncovered is not None:
-        return CodeFacts(f"it depends on {uncovered}")
+    uncovered = [guard for guard in guards if not is_covered(guard, own, arguments)]
+    constants = find_constants([one for one in uncovered if not _OF_TORCH.search(name_of(one))], scope or {})
+    left = next((name_of(guard) for guard in uncovered if id(guard) not in constants), None)
+    if left is not None:
+        return CodeFacts(f"it depends on {left}")
     if broke:
         return CodeFacts("the graph breaks, and the code after a break needs Dynamo's guards")
     needed = {root for guard in guards if (root := re.split(r"\W", name_of(guard), maxsplit=1)[0]) in arguments}
-    return CodeFacts("", frozenset(needed), reads_of(guards, own))
+    return CodeFacts("", frozenset(needed), reads_of(guards, own), tuple(dict.fromkeys(constants.values())))
 
 
 def reads_of(guards: Sequence[Any], own: str | None) -> dict[tuple[str, ...], set[str] | None]:
@@ -255,7 +268,7 @@ def is_covered(guard: Any, own: str | None, arguments: Mapping[str, Any]) -> boo
     if name.startswith(("type(", "dict(type(")):  # a class's code, or the dict of it. The rest of it is data
         return isinstance(guard.value, _CODE) or guard.guard_type == "TYPE_MATCH" or name.endswith(".__dict__)")
     if guard.is_global:
-        if isinstance(guard.value, _CODE) or name == _FASTPATH or is_constant(name, guard.value):
+        if isinstance(guard.value, _CODE) or name == _FASTPATH:
             return True
         return _OF_TORCH.search(name) is not None and not is_frozen(guard.value)  # a plain value there is a setting
     root = re.match(r"\w+", name)
@@ -269,15 +282,6 @@ def is_covered(guard: Any, own: str | None, arguments: Mapping[str, Any]) -> boo
     if guard.guard_type == "HASATTR" and _attribute_of(guard) is None:
         return True  # `reads_of` notes the attribute
     return is_frozen(guard.value) or isinstance(guard.value, _CODE)
-
-
-def is_constant(name: str, value: Any) -> bool:
-    """Whether a place is a constant of mathematics in a module that has them, such as `math.pi`."""
-    place = _CONSTANT.fullmatch(name)
-    if place is None or type(value) is not float:
-        return False
-    known = getattr(math, place[1])
-    return value == known or (math.isnan(value) and math.isnan(known))
 
 
 def _is_in_signature(place: str, value: Any) -> bool:
@@ -330,83 +334,3 @@ def _bound(
     arguments = {*bound.arguments, *(name for name, value in defaults.items() if is_frozen(value))} - {own or ""}
     bound.apply_defaults()
     return {name: bound.arguments[name] for name in arguments}, own, dict(bound.arguments)
-
-
-@dataclass(frozen=True, slots=True)
-class FastPath:
-    """A direct call of compiled code, with checks that nothing changed since it was found."""
-
-    call_unguarded: Call
-    settings: Callable[[], bool]
-    fastpath: bool
-    modes: list[Any]
-    unchanged: Callable[[], bool]
-
-    def holds(self) -> bool:
-        """Whether it may be used now."""
-        is_set = self.settings() and torch.backends.mha.get_fastpath_enabled() is self.fastpath
-        return is_set and self.unchanged() and list_function_modes() == self.modes
-
-
-Finish = Callable[[tuple[Any, ...], Mapping[str, Any]], FastPath | None]
-"""Finds the bypass for an answered call, or None if there is none."""
-
-
-def make_fast_path(call_unguarded: Call, unchanged: Callable[[], bool] | None) -> FastPath:
-    """Return a fast path to `call_unguarded` that is valid for PyTorch's present settings and modes."""
-    modes = list_function_modes()  # such as the mode of `torch.device(...)` as a context, or `torch.set_default_device`
-    fastpath = torch.backends.mha.get_fastpath_enabled()
-    return FastPath(call_unguarded, make_settings_check(), fastpath, modes, unchanged or _always)
-
-
-def fast_path(steady: Call, path: FastPath, prepare: Callable[[tuple[Any, ...], Mapping[str, Any]], Finish]) -> Call:
-    """Return a callable that uses the bypass while PyTorch's settings and the module are unchanged, or else `steady`.
-
-    After a change a new bypass is found after a call of `steady`. Bypasses for the last few states are kept, as a
-    program may switch between states. With frequent changes, only a share of the time is spent on the search (`Pace`).
-    """
-    stacked, fastpath_now = FUNCTION_MODES.get(), torch.backends.mha.get_fastpath_enabled
-    pace = Pace()
-    current = _unpack(path)
-    known = [path]  # the current one is the first
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        call_unguarded, settings, fastpath, count, unchanged, modes = current
-        if not settings() or fastpath_now() is not fastpath:
-            return call_after_change(*args, **kwargs)
-        if not unchanged() or stacked() != count or (count and list_function_modes() != modes):
-            return call_after_change(*args, **kwargs)
-        return call_unguarded(*args, **kwargs)
-
-    def call_after_change(*args: Any, **kwargs: Any) -> Any:
-        for other in known[1:]:
-            if other.holds():
-                take(other)
-                return other.call_unguarded(*args, **kwargs)
-        if not pace.is_due():
-            return steady(*args, **kwargs)
-        find = prepare(args, kwargs)
-        answer = steady(*args, **kwargs)
-        with pace:
-            try:
-                found = find(args, kwargs)
-            except Exception:  # the call is answered, with or without this error
-                found = None
-        if found is not None:
-            take(found)
-        return answer
-
-    def take(one: FastPath) -> None:
-        nonlocal current, known
-        known = [one, *(other for other in known if other is not one)][:MAX_STATES]
-        current = _unpack(one)
-
-    return call
-
-
-def _unpack(path: FastPath) -> tuple[Any, ...]:
-    return path.call_unguarded, path.settings, path.fastpath, len(path.modes), path.unchanged, path.modes
-
-
-def _always() -> bool:
-    return True
