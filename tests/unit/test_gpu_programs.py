@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.functional import linear
+from torch.nn.functional import layer_norm, linear
 
 from row_calls import compile_call
 from row_cases import CASES, Case, check, draw
@@ -98,6 +98,24 @@ def test_numbers_of_other_types(dtype: torch.dtype) -> None:
     x, y = (draw(torch.Generator().manual_seed(n), 9, 5).to(dtype).abs() for n in range(2))
     case = Case(call, lambda _: (), tolerance=2 * torch.finfo(dtype).eps)
     check(compile_call(call, x, y), case, (x, y))
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("mix", ["sum", "softmax", "norm", "product"])
+def test_equal_numbers_are_joined_as_often_as_they_count(mix: str, is_first: bool) -> None:
+    mixes: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+        "sum": lambda x, _: x.sum(1) * 2,
+        "softmax": lambda x, _: torch.softmax(x, 1),
+        "norm": lambda x, _: layer_norm(x, (11,)),
+        "product": linear,
+    }
+
+    def call(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        parts = [x * 2, (y * 3).expand(12, 3), x.new_ones(12, 3)]
+        return mixes[mix](torch.cat(parts[::-1] if is_first else parts, 1), w)
+
+    inputs = tuple(draw(torch.Generator().manual_seed(n), *s) for n, s in enumerate([(12, 5), (3,), (4, 11)]))
+    check(compile_call(call, *inputs), Case(call, lambda _: ()), inputs)
 
 
 def test_what_is_read_of_every_repetition_is_no_loop(kernels: Kernels) -> None:

@@ -14,7 +14,7 @@ from torchwise.compile.programs.gpu.labels import CONSTANTS, MOVED, slice_bounds
 from torchwise.compile.programs.gpu.lowering import Lower, Lowering, check_type, key_of, relabel, write_cast
 from torchwise.compile.programs.gpu.products import PRODUCTS
 from torchwise.compile.programs.gpu.reductions import REDUCTIONS, write_layer_norm
-from torchwise.compile.programs.gpu.tiles import TYPES, Tile, Value
+from torchwise.compile.programs.gpu.tiles import TYPES, Point, Tile, Value
 from torchwise.compile.programs.lowering import dtype_of, name_of
 from torchwise.errors import UnsupportedError
 
@@ -272,6 +272,7 @@ def _cat(made: Lowering, node: Node, dims: Dims, given: dict[str, Any]) -> Value
         length = axes.length(axes.resolve(one.dims[dim]))
         bounds.append((start, start + length, one))
         start += length
+    found: list[tuple[Point, Tile]] = []
     for point in tiles.points(result.features):
         segment = point[whole[0]]
         begin, _, source = next(one for one in bounds if one[0] <= segment.start < one[1])
@@ -288,6 +289,12 @@ def _cat(made: Lowering, node: Node, dims: Dims, given: dict[str, Any]) -> Value
             tile = tiles.let(f"tl.full([], {source.constant}, {TYPES[dtype]})", dtype, False, ())
         else:
             tile = _rename(made, tiles.tile(source, inner), renamed)
+        found.append((point, tile))
+    has_rows = any(tile.has_rows for _, tile in found)
+    for point, tile in found:  # all have the same dimensions, though one may be of equal numbers
+        wide = tuple(sorted((s for s in point.values() if s.width > 1), key=lambda one: one.axis))
+        if (tile.has_rows, tile.wide) != (has_rows, wide):
+            tile = tiles.let(tiles.spread(tile, has_rows, wide), dtype, has_rows, wide)
         result.tiles[key_of(point)] = tile
     return result
 
