@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.functional import layer_norm, linear
+from torch.nn.functional import embedding, layer_norm, linear
 
 from row_calls import compile_call
 from row_cases import CASES, Case, check, draw
@@ -153,6 +153,34 @@ def test_parts_that_lie_unevenly_are_no_loop(kernels: Kernels) -> None:
     x = draw(torch.Generator().manual_seed(0), 5, 12)
     check(compile_call(call, x), Case(call, lambda _: ()), (x,))
     assert "for " not in kernels.source
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((0, 1, 2), (2, 1, 0)), ((0, 1, 2, 3), (1, 1, 1, 1)), ((0, 0, 1, 2), (3, 3, 3, 3))],
+    ids=["both ways", "one stays", "one is read twice"],
+)
+def test_parts_that_several_repetitions_share(first: tuple[int, ...], second: tuple[int, ...]) -> None:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        parts, state = x.unbind(0), x[4]
+        for one, other in zip(first, second, strict=True):
+            state = torch.tanh(state * 0.5 + parts[one] * parts[other])
+        return state
+
+    x = draw(torch.Generator().manual_seed(0), 5, 12)
+    check(compile_call(call, x), Case(call, lambda _: ()), (x,))
+
+
+def test_each_repetition_has_a_table_of_its_own(kernels: Kernels) -> None:
+    def call(index: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
+        state = torch.zeros(20, 8)
+        for place in range(4):
+            state = torch.tanh(state + embedding(index, tables[place]))
+        return state
+
+    inputs = torch.arange(20) % 9, draw(torch.Generator().manual_seed(0), 4, 9, 8)
+    check(compile_call(call, *inputs), Case(call, lambda _: ()), inputs)
+    assert kernels.source.count("    for ") == 1
 
 
 def test_a_large_matrix_is_left_to_its_library(kernels: Kernels) -> None:

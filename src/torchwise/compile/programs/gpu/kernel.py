@@ -11,7 +11,7 @@ import torch
 from torchwise._torch.dispatch import OpOverload
 from torchwise.compile.programs.gpu.draws import draw
 from torchwise.compile.programs.gpu.labels import DRAWS, PARTS
-from torchwise.compile.programs.gpu.loops import Loop, list_arguments
+from torchwise.compile.programs.gpu.loops import Loop
 from torchwise.compile.programs.gpu.lowering import Lowering
 from torchwise.compile.programs.gpu.operators import lower, lower_parts
 from torchwise.compile.programs.gpu.program import Program, tell_node
@@ -128,11 +128,11 @@ class Writer:
 
     # Operators
 
-    def _lower(self, node: Node, steps: dict[Node, int], tables: dict[int, str]) -> None:
+    def _lower(self, node: Node, steps: dict[int, int], tables: dict[int, str]) -> None:
         with tell_node(node):
             self._lower_known(node, steps, tables)
 
-    def _lower_known(self, node: Node, steps: dict[Node, int], tables: dict[int, str]) -> None:
+    def _lower_known(self, node: Node, steps: dict[int, int], tables: dict[int, str]) -> None:
         name = name_of(node)
         if name == "getitem":
             source, place = node.args
@@ -152,8 +152,14 @@ class Writer:
             if made is not wanted:
                 raise UnsupportedError(f"{node.target} returns {wanted}, and its code {made}")
 
-    def _read_all(self, node: Node, steps: dict[Node, int], tables: dict[int, str]) -> dict[str, Any]:
-        """Return the arguments of a node by name, with values for tensors."""
+    def _read_all(self, node: Node, steps: dict[int, int], tables: dict[int, str]) -> dict[str, Any]:
+        """Return the arguments of a node by name, with values for tensors.
+
+        Args:
+            node: it.
+            steps: by how many numbers memory lies further in each repetition of a loop, by argument.
+            tables: the texts of constants that differ in each repetition, by argument.
+        """
         slots = iter(range(10**6))
 
         def read(one: Any, name: str) -> Any:
@@ -164,7 +170,7 @@ class Writer:
                 if name not in ("self", "other"):
                     raise UnsupportedError(f"{name} of {node.target} differs in each repetition of a loop")
                 return tables[slot]
-            return self._read(one, steps) if isinstance(one, Node) else one
+            return self._read(one, steps.get(slot, 0)) if isinstance(one, Node) else one
 
         if not isinstance(node.target, OpOverload):  # an output, which is written to memory with its strides
             return {"self": read(node.args[0], "self")}
@@ -176,13 +182,12 @@ class Writer:
             found[name] = read(one, name)
         return found
 
-    def _read(self, node: Node, steps: dict[Node, int]) -> Value:
+    def _read(self, node: Node, step: int = 0) -> Value:
         if node in self._values:
             return self._values[node]
         view = self._program.memory.get(node)
         if view is None:
             raise UnsupportedError("a value of one repetition of a loop is read after it")
-        step = steps.get(node, 0)
         return Value(self._labels.dims(node), view.dtype, replace(view, offset=view.offset - step), step)
 
     # Loops
@@ -204,7 +209,7 @@ class Writer:
         carried: dict[int, Value] = {}
         for place in (*loop.carried, *results):
             init = loop.carried.get(place)
-            start = None if init is None else self._read(init, {})
+            start = None if init is None else self._read(init)
             carried[place] = self._begin_carried(before[place], start)
         kept, outer = tiles.begin_scope(), tiles.loop
         tiles.loop, self._times = tiles.name("i"), loop.times
@@ -215,7 +220,7 @@ class Writer:
             self._values[before[place]] = carried[place]
         for place, node in enumerate(body):
             tables = {slot: self._add_table(numbers) for (own, slot), numbers in loop.tables.items() if own == place}
-            steps = {list_arguments(node)[slot]: step for (own, slot), step in loop.steps.items() if own == place}
+            steps = {slot: step for (own, slot), step in loop.steps.items() if own == place}
             self._lower(node, steps, tables)
             if place in collected:
                 view, step = collected[place]
@@ -318,7 +323,7 @@ class Writer:
         """Write the outputs that are known."""
         for one in list(self._waiting):
             if one.node in self._values or one.node in self._program.memory:
-                self._store(self._read(one.node, {}), one.node, one.view, 0)
+                self._store(self._read(one.node), one.node, one.view, 0)
                 self._waiting.remove(one)
 
     def _store(self, value: Value, node: Node, view: View, step: int) -> None:

@@ -179,7 +179,7 @@ def _make_loop(
                     return None
                 if not _is_alike(arguments[0], bodies[0][source[1]]):
                     return None
-            elif arguments[0] is not arguments[1] and source is None:
+            elif source is None and any(one is not arguments[0] for one in arguments):
                 step = _find_step([memory[one] for one in arguments])
                 if step is None:
                     return None

@@ -131,7 +131,8 @@ def _embedding(made: Lowering, node: Node, dims: Dims, given: dict[str, Any]) ->
             if (mask := tiles.inside(wide[0])) is not None:
                 masks.append(f"{mask}{turn}")
         mask = f", mask={masks[0]}, other=0" if masks else ""
-        text = f"tl.load({view.buffer.name} + {start} + {place}{mask})"
+        step = f" + {tiles.loop} * {table.step}" if table.step else ""
+        text = f"tl.load({view.buffer.name} + {start}{step} + {place}{mask})"
         result.tiles[key_of(point)] = tiles.let(text, dtype, row.has_rows, wide)
     return result
 
