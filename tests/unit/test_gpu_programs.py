@@ -118,6 +118,50 @@ def test_equal_numbers_are_joined_as_often_as_they_count(mix: str, is_first: boo
     check(compile_call(call, *inputs), Case(call, lambda _: ()), inputs)
 
 
+def test_a_smaller_tensor_that_is_copied_is_equal_numbers() -> None:
+    def call(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = torch.zeros_like(x)
+        z.copy_(y[:, :1])
+        return (z + x) * 2
+
+    inputs = tuple(draw(torch.Generator().manual_seed(n), 20, 6) for n in range(2))
+    check(compile_call(call, *inputs), Case(call, lambda _: ()), inputs)
+
+
+def test_bits_of_another_type_are_left_to_operators() -> None:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return (x.view(torch.int32) & 7) * 2 + 1
+
+    x = draw(torch.Generator().manual_seed(0), 20, 6)
+    check(compile_call(call, x), Case(call, lambda _: ()), (x,))
+
+
+CONSTANTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rounded": lambda x: x.new_full((6,), 0.1, dtype=torch.float32) + x.double() * 2,
+    "rounded more": lambda x: x.new_full((6,), 0.1, dtype=torch.float16) + x * 2,
+    "boolean": lambda x: x.new_full((6,), 2.5, dtype=torch.bool) + x * 2,
+    "true": lambda x: torch.logical_and(x.new_ones(6), x > 0) & (x < 1),
+    "subnormal": lambda x: torch.clamp(x, min=1e-42, max=2e-42) * 1e38,
+    "signs": lambda x: torch.tanh(torch.sign(x)) * 0.7,
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants_have_their_type(name: str) -> None:
+    tolerance = 1e-15 if name == "rounded" else 3e-7
+    x = draw(torch.Generator().manual_seed(0), 20, 6)
+    check(compile_call(CONSTANTS[name], x), Case(CONSTANTS[name], lambda _: (), tolerance=tolerance), (x,))
+
+
+def test_numbers_that_begin_narrow_keep_their_type(kernels: Kernels) -> None:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(x * torch.full((), 0.1, dtype=torch.float64)) * 3
+
+    x = draw(torch.Generator().manual_seed(0), 20, 6)
+    check(compile_call(call, x), Case(call, lambda _: ()), (x,))
+    assert ".to(tl.float32)" in kernels.source
+
+
 def test_what_is_read_of_every_repetition_is_no_loop(kernels: Kernels) -> None:
     def call(x: torch.Tensor) -> torch.Tensor:
         found = []

@@ -17,6 +17,9 @@ def _infix(operator: str) -> Write:
     return lambda given, _kind: f"({given[0]} {operator} {given[1]})"
 
 
+MIN_NORMAL = 2.0**-126
+"""The smallest number that Triton takes for a float32."""
+
 FLOATS: dict[str, Write] = {
     "neg": lambda x, _: f"(-{x[0]})",
     "reciprocal": lambda x, _: f"(1.0 / {x[0]})",
@@ -60,7 +63,7 @@ NUMBERS: dict[str, Write] = {
     "maximum": lambda x, _: f"tl.maximum({x[0]}, {x[1]}, propagate_nan=tl.PropagateNan.ALL)",
     "minimum": lambda x, _: f"tl.minimum({x[0]}, {x[1]}, propagate_nan=tl.PropagateNan.ALL)",
     "relu": lambda x, _: f"tl.where({x[0]} < 0, 0, {x[0]})",
-    "sign": lambda x, _: f"tl.where({x[0]} > 0, 1, tl.where({x[0]} < 0, -1, 0))",
+    "sign": lambda x, kind: f"tl.where({x[0]} > 0, 1, tl.where({x[0]} < 0, -1, 0)).to({kind})",
 }
 """Operators of any numbers but booleans. Their operands get the type of the output."""
 
@@ -121,10 +124,10 @@ def write_gelu(x: str, approximate: str, kind: str) -> str:
 
 
 def write_number(value: bool | int | float, kind: str) -> str:
-    """Return a number as Triton writes it. Alone, one with a fraction would be a float32."""
+    """Return a number as Triton writes it. Alone, one would be a float32, or a float64 if that had no such number."""
     if isinstance(value, bool):
         return str(int(value))
     text = repr(value) if isinstance(value, int) or math.isfinite(value) else f'float("{value}")'
-    if kind == "tl.float64" and isinstance(value, float):
-        return f"tl.full([], {text}, tl.float64)"
+    if isinstance(value, float) and (kind == "tl.float64" or 0 < abs(value) < MIN_NORMAL):
+        return f"tl.full([], {text}, {kind})"
     return f"({text})" if value < 0 else text

@@ -322,6 +322,7 @@ RULES: dict[str, Rule] = {
 def has_rule(node: Node, *, allows_draws: bool) -> bool:
     """Whether there is a rule for a node."""
     name = name_of(node)
-    if name in DRAWS and not allows_draws:
+    is_hidden = name in DRAWS and not allows_draws
+    if is_hidden or node.target is torch.ops.aten.view.dtype:  # the same bits as numbers of another type
         return False
     return name in RULES or name in PARTS or name in ("getitem", "native_layer_norm")

@@ -60,7 +60,7 @@ class Lowering:
             texts = [
                 write_cast(tiles.align(one, has_rows, wide), one.dtype, within)
                 if isinstance(one, Tile)
-                else one.constant
+                else _write_constant(one, within)
                 if isinstance(one, Value)
                 else _write_operand(one, within)
                 for one in own
@@ -76,7 +76,7 @@ class Lowering:
         """Compute with numbers that are the same everywhere, as one tile."""
         kind = TYPES[within]
         texts = [
-            f"tl.full([], {one.constant}, {TYPES[one.dtype]}).to({kind})"
+            write_cast(f"tl.full([], {one.constant}, {TYPES[one.dtype]})", one.dtype, within)
             if isinstance(one, Value)
             else f"tl.full([], {_write_operand(one, within)}, {kind})"
             for one in operands
@@ -103,6 +103,14 @@ class Lowering:
 def _write_operand(operand: Any, within: torch.dtype) -> str:
     """Return a number, or the text of one that differs in each repetition of a loop."""
     return f"{operand}.to({TYPES[within]})" if isinstance(operand, str) else write_number(operand, TYPES[within])
+
+
+def _write_constant(value: Value, within: torch.dtype) -> str:
+    """Return the number that a value is everywhere, in another type."""
+    if value.dtype is within:
+        return str(value.constant)
+    text = value.constant if within is torch.bool else f"tl.full([], {value.constant}, {TYPES[value.dtype]})"
+    return write_cast(str(text), value.dtype, within)
 
 
 def relabel(value: Value, dims: Dims) -> Value:

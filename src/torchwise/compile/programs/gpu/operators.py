@@ -159,7 +159,7 @@ def _to_copy(made: Lowering, node: Node, dims: Dims, given: dict[str, Any]) -> V
     value, to = given["src" if name_of(node) == "copy" else "self"], dtype_of(node)
     check_type(to)
     if value.dtype is to:
-        return relabel(value, dims)
+        return relabel(made.to_registers(value), dims)
     if value.dtype.is_floating_point and not to.is_floating_point and to is not torch.bool:
         raise UnsupportedError("floating-point numbers become integers")
     if to is torch.bool:
@@ -176,7 +176,7 @@ def _constant(_made: Lowering, node: Node, dims: Dims, given: dict[str, Any]) ->
     if not isinstance(number, (bool, int, float)):
         raise UnsupportedError("a constant that is computed")
     dtype = dtype_of(node)
-    number = float(number) if dtype.is_floating_point else int(number)
+    number = torch.tensor(number, dtype=dtype, device="cpu").item()  # as that type has it
     return Value(dims, dtype, constant=write_number(number, TYPES[dtype]))
 
 
