@@ -175,6 +175,39 @@ def test_what_is_read_of_every_repetition_is_no_loop(kernels: Kernels) -> None:
     assert "for " not in kernels.source
 
 
+def return_states(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Each state as an output of its own."""
+    states = [x * 0.5]
+    for _ in range(5):
+        states.append(torch.tanh(states[-1] * 1.5 + 0.1))
+    return tuple(states)
+
+
+def stack_twice(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """All states, in two orders."""
+    states = return_states(x)
+    return torch.stack(states), torch.stack(states[::-1], 1)
+
+
+def stack_some(x: torch.Tensor) -> torch.Tensor:
+    """Every other state."""
+    return torch.stack(return_states(x)[::2])
+
+
+def clamp_less(x: torch.Tensor) -> torch.Tensor:
+    """Another bound in each repetition."""
+    for step in range(5):
+        x = torch.clamp(torch.sin(x), min=-0.5 + 0.1 * step) * 1.5
+    return x
+
+
+@pytest.mark.parametrize("call", [return_states, stack_twice, stack_some, clamp_less])
+def test_what_no_loop_can_do_is_written_without_it(call: Callable[..., Any], kernels: Kernels) -> None:
+    x = draw(torch.Generator().manual_seed(0), 20, 6)
+    check(compile_call(call, x), Case(call, lambda _: ()), (x,))
+    assert "    for " not in kernels.source
+
+
 def test_constants_that_differ_are_read_from_a_table(kernels: Kernels) -> None:
     def call(x: torch.Tensor) -> torch.Tensor:
         for step in range(5):

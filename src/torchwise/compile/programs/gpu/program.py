@@ -27,6 +27,9 @@ MAX_ALONE = 1 << 14
 MAX_SPAN = 1 << 31
 """Numbers of a tensor, beyond which the addresses need long integers."""
 
+ARGUMENT_ERRORS = (LookupError, ArithmeticError, AttributeError, RuntimeError, TypeError, ValueError)
+"""What Python raises where an operator's argument is of another kind."""
+
 
 class NodeError(UnsupportedError):
     """Operators that have no code.
@@ -49,7 +52,7 @@ def tell_node(node: Node) -> Iterator[None]:
     """
     try:
         yield
-    except (UnsupportedError, LookupError, ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+    except (UnsupportedError, *ARGUMENT_ERRORS) as error:
         raise NodeError([node], str(error)) from error
 
 
@@ -91,8 +94,16 @@ class Program:
     hidden: set[Node]
 
 
-def prepare(nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Node]) -> Program:
+def prepare(
+    nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Node], *, rolls: bool = True
+) -> Program:
     """Find the loops and the rows of a region.
+
+    Args:
+        nodes: its operators, in order.
+        inputs: tensors that it reads.
+        outputs: tensors that others read.
+        rolls: whether operators that repeat are loops.
 
     Raises:
         UnsupportedError: it has none, or an operator in it has no rule.
@@ -102,7 +113,7 @@ def prepare(nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Nod
     computed = [node for node in nodes if node not in memory and node not in hidden]
     if not computed:
         raise UnsupportedError("it computes nothing")
-    parts = find_loops(computed, memory, hidden)
+    parts = find_loops(computed, memory, hidden) if rolls else [computed]
     lines = sum(len(part.bodies[0]) if isinstance(part, Loop) else len(part) for part in parts)
     if lines > MAX_LINES:
         raise UnsupportedError(f"it has {lines} operators outside of loops")
