@@ -16,7 +16,7 @@ from row_cases import CASES, Case, check, draw
 from torchwise.compile import programs
 from torchwise.compile.programs.gpu import launch
 from torchwise.compile.programs.gpu.axes import Axes
-from torchwise.compile.programs.gpu.launch import Form, Kernel, list_forms
+from torchwise.compile.programs.gpu.launch import Form, Kernel, list_forms, load_kernel
 from torchwise.compile.programs.gpu.target import GpuTarget
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
@@ -260,6 +260,16 @@ def test_each_repetition_has_a_table_of_its_own(kernels: Kernels) -> None:
     assert kernels.source.count("    for ") == 1
 
 
+@pytest.mark.parametrize("width", [1, 8])
+def test_a_row_that_a_table_does_not_have_is_nan(width: int) -> None:
+    def call(index: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(embedding(index, table) * 2)
+
+    index, table = torch.tensor([0, -1, 3, 9, 8]), draw(torch.Generator().manual_seed(0), 9, width)
+    found = compile_call(call, index.abs() % 9, table)(index, table)
+    assert found.isnan().any(-1).tolist() == found.isnan().all(-1).tolist() == [False, True, False, True, False]
+
+
 def test_a_large_matrix_is_left_to_its_library(kernels: Kernels) -> None:
     def call(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         h = torch.tanh(x * 2 + 1)
@@ -312,6 +322,33 @@ def test_a_form_is_chosen_once_for_all_processes(kernels: Kernels, monkeypatch: 
     torch.compiler.reset()
     with pytest.raises(UnsupportedError, match="no form"):
         compile_call(case.call, *inputs)(*inputs)
+
+
+def test_two_processes_may_write_a_kernel_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "def kernel():\n    return 1\n"
+    replace, others = Path.replace, [lambda: load_kernel(source)]
+
+    def replace_after_another(self: Path, target: Path) -> Path:
+        while others:
+            others.pop()()
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace_after_another)
+    assert load_kernel(source)() == 1
+
+
+def test_a_form_that_cannot_be_kept_is_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = launch._write_file
+
+    def refuse_forms(file: Path, text: str) -> None:
+        if file.suffix == ".json":
+            raise PermissionError(file)
+        write(file, text)
+
+    monkeypatch.setattr(launch, "_write_file", refuse_forms)
+    case = CASES["statistics"]
+    inputs = case.inputs(torch.Generator().manual_seed(0))
+    check(compile_call(case.call, *inputs), case, inputs)
 
 
 def test_forms_fit_the_rows_and_the_precision() -> None:

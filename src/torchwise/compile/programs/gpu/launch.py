@@ -11,6 +11,7 @@ import json
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,10 +157,8 @@ class Kernel:
                 best = (taken_s, form, launch)
         if best is None:
             raise UnsupportedError(f"Triton compiles no form of a kernel: {problem}")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_suffix(f".{threading.get_ident()}")
-        temporary.write_text(json.dumps(vars(best[1])))
-        temporary.replace(file)
+        with contextlib.suppress(OSError):  # the next process chooses again
+            _write_file(file, json.dumps(vars(best[1])))
         return best[2]
 
     def _cache_file(self, device: torch.device, allows_tf32: bool) -> Path:
@@ -193,19 +192,23 @@ class Kernel:
 
 def load_kernel(source: str) -> Any:
     """Return the function `kernel` of a module with this text, from a file, as Triton reads it there."""
-    folder = _folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"rows_{hashlib.sha256(source.encode()).hexdigest()[:40]}.py"
+    file = _folder() / f"rows_{hashlib.sha256(source.encode()).hexdigest()[:40]}.py"
     if not file.exists() or file.read_text() != source:
-        temporary = file.with_suffix(f".{threading.get_ident()}")
-        temporary.write_text(source)
-        temporary.replace(file)
+        _write_file(file, source)
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.kernel
+
+
+def _write_file(file: Path, text: str) -> None:
+    """Write a file at once. Other processes may write it at the same time, and forks have equal thread numbers."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_suffix(f".{uuid.uuid4().hex}")
+    temporary.write_text(text)
+    temporary.replace(file)
 
 
 def _folder() -> Path:

@@ -108,7 +108,7 @@ def _load_matrix(made: Lowering, matrix: Value, inner: Point, point: Point) -> s
 
 
 def _embedding(made: Lowering, node: Node, dims: Dims, given: dict[str, Any]) -> Value:
-    """Return rows of a table in memory."""
+    """Return rows of a table in memory. A row that it does not have is NaN, as a kernel cannot raise."""
     table, indices = given["weight"], given["indices"]
     tiles, dtype = made.tiles, dtype_of(node)
     columns = tiles.axes.list_features([dims[-1]])
@@ -123,7 +123,8 @@ def _embedding(made: Lowering, node: Node, dims: Dims, given: dict[str, Any]) ->
         wide = tuple(one for one in segments if one.width > 1)
         start = sum(one.start for one in segments) * view.strides[1] + view.offset
         index = f"tl.minimum(tl.maximum({row.name}, 0), {size - 1})"
-        place = f"({index}){'[:, None]' if row.has_rows and wide else ''} * {view.strides[0]}"
+        column = "[:, None]" if row.has_rows and wide else ""
+        place = f"({index}){column} * {view.strides[0]}"
         masks = []
         if wide:
             turn = "[None, :]" if row.has_rows else ""
@@ -133,6 +134,8 @@ def _embedding(made: Lowering, node: Node, dims: Dims, given: dict[str, Any]) ->
         mask = f", mask={masks[0]}, other=0" if masks else ""
         step = f" + {tiles.loop} * {table.step}" if table.step else ""
         text = f"tl.load({view.buffer.name} + {start}{step} + {place}{mask})"
+        if dtype.is_floating_point:
+            text = f'tl.where((({row.name} >= 0) & ({row.name} < {size})){column}, {text}, float("nan"))'
         result.tiles[key_of(point)] = tiles.let(text, dtype, row.has_rows, wide)
     return result
 
