@@ -1,4 +1,4 @@
-"""Triton's interpreter, which runs kernels on a CPU, with the functions of libraries that it lacks."""
+"""Triton's interpreter, which runs kernels on a CPU, with what it lacks: functions of libraries, and truth values."""
 
 from __future__ import annotations
 
@@ -28,8 +28,18 @@ FUNCTIONS = {
 
 
 def add_functions(patch: pytest.MonkeyPatch) -> None:
-    """Have NumPy compute the functions of a GPU's library."""
-    from triton.language.extra import libdevice  # after the tests have chosen the interpreter
+    """Have the interpreter compute by NumPy what a GPU's library computes, and know that comparisons are boolean."""
+    from triton.language import core  # after the tests have chosen the interpreter
+    from triton.language.extra import libdevice
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    binary_op = InterpreterBuilder.binary_op
+
+    def tell_boolean(self: Any, first: Any, second: Any, operator: Callable[..., Any]) -> Any:
+        found = binary_op(self, first, second, operator)
+        return TensorHandle(found.data, core.int1) if found.data.dtype == np.bool_ else found
+
+    patch.setattr(InterpreterBuilder, "binary_op", tell_boolean)
 
     for name, function in FUNCTIONS.items():
         patch.setattr(libdevice, name, _wrap(function))

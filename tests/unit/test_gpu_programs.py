@@ -142,6 +142,9 @@ CONSTANTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "boolean": lambda x: x.new_full((6,), 2.5, dtype=torch.bool) + x * 2,
     "true": lambda x: torch.logical_and(x.new_ones(6), x > 0) & (x < 1),
     "subnormal": lambda x: torch.clamp(x, min=1e-42, max=2e-42) * 1e38,
+    "doubled booleans": lambda x: torch.add(x > 0, x > 1, alpha=2) == ((x > 1) | (x > 0)),
+    "too few to vary": lambda x: torch.var(x[:, :2] * 2, -1, correction=2).isinf() & (x[:, 0] < 9),
+    "no dimensions": lambda x: (x[0, 0] * 2 > 0) | (x > 1),
     "signs": lambda x: torch.tanh(torch.sign(x)) * 0.7,
 }
 

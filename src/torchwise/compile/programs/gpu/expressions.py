@@ -119,7 +119,7 @@ def write_gelu(x: str, approximate: str, kind: str) -> str:
     """Return GELU by the error function, or by tanh."""
     if approximate == "tanh":
         root, third = write_number(0.7978845608028654, kind), write_number(0.044715, kind)
-        return f"(0.5 * {x} * (1.0 + libdevice.tanh({root} * ({x} + {third} * {x} * {x} * {x}))))"
+        return f"(0.5 * {x} * (1.0 + libdevice.tanh({root} * ({x} + {third} * ({x} * {x} * {x})))))"
     return f"(0.5 * {x} * (1.0 + tl.erf({x} * {write_number(0.7071067811865476, kind)})))"
 
 

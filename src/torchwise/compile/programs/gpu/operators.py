@@ -63,7 +63,7 @@ def _compute(made: Lowering, node: Node, dims: Dims, given: dict[str, Any]) -> V
         one for key, one in given.items() if isinstance(one, (Value, bool, int, float, str)) and key in _OPERANDS
     ]
     alpha = given.get("alpha", 1)
-    if alpha != 1 and name in ("add", "sub"):
+    if alpha != 1 and name in ("add", "sub") and dtype is not torch.bool:
         infix = expressions.NUMBERS[name]
 
         def add_scaled(x: Sequence[str], kind: str) -> str:

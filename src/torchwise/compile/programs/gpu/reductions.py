@@ -39,7 +39,7 @@ def _reduce(made: Lowering, node: Node, dims: Dims, given: dict[str, Any]) -> Va
         correction = 1 if given.get("correction") is None else given["correction"]
         centre = _scaled(made, _sum(made, source, dims, gone, within, lambda x: x), 1 / count)
         found = _sum(made, source, dims, gone, within, lambda x, m="": f"(({x} - {m}) * ({x} - {m}))", centre)
-        found = _scaled(made, found, 1 / (count - correction) if count > correction else math.nan)
+        found = _scaled(made, found, 1 / (count - correction) if count > correction else math.inf)
     else:
         found = _sum(made, source, dims, gone, within, lambda x: x)
         missing = count // _count(made, source, gone)
