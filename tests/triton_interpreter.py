@@ -52,6 +52,8 @@ def _wrap(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*given: Any) -> Any:
         kind = {"fp32": np.float32, "fp64": np.float64}[str(given[0].dtype)]
         found = function(*(one.handle.data.astype(kind) for one in given)).astype(kind)
-        return core.tensor(TensorHandle(found, given[0].dtype.scalar), given[0].type)
+        kinds = [one.type for one in given if one.type.is_block()]
+        made = core.block_type(given[0].dtype, list(found.shape)) if kinds else given[0].type
+        return core.tensor(TensorHandle(found, given[0].dtype.scalar), made)
 
     return call

@@ -361,6 +361,22 @@ def test_forms_fit_the_rows_and_the_precision() -> None:
     assert max(form.block for form in list_forms(20, has_products=True, allows_tf32=False)) < 40
 
 
+@pytest.mark.parametrize("width", [1, 64, 512, 1 << 14])
+def test_forms_hold_wide_rows_in_registers(width: int) -> None:
+    forms = list_forms(4096, has_products=False, allows_tf32=False, width=width)
+    assert len(set(forms)) == len(forms) > 1
+    assert all(form.block == 1 or form.block * width <= 64 * 32 * form.warps for form in forms)
+
+
+def test_a_program_knows_its_widest_tensor(kernels: Kernels) -> None:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return (torch.softmax(x, -1) * x).sum(-1)
+
+    x = draw(torch.Generator().manual_seed(0), 9, 300)
+    check(compile_call(call, x), Case(call, lambda _: ()), (x,))
+    assert kernels[0]._program.width == 300
+
+
 # ---- random numbers
 
 

@@ -30,6 +30,8 @@ NAME = "torchwise_tiles"
 TUNING_S = 60.0
 """Seconds after which no further form of a kernel is compiled."""
 MOST_SEED = 2**31 - 1
+MAX_HELD = 64
+"""Most numbers of one tensor that a thread holds. With more, registers go to memory, and compiling takes a minute."""
 CALLS = 5
 """Timed calls of each form."""
 
@@ -56,11 +58,18 @@ class Form:
         return self.block >= 16
 
 
-def list_forms(rows: int, *, has_products: bool, allows_tf32: bool) -> list[Form]:
-    """Return the forms of a kernel that are tried, the likeliest first."""
+def list_forms(rows: int, *, has_products: bool, allows_tf32: bool, width: int = 1) -> list[Form]:
+    """Return the forms of a kernel that are tried, the likeliest first.
+
+    Args:
+        rows: their number.
+        has_products: whether it multiplies rows with matrices.
+        allows_tf32: whether float32 may be rounded before products.
+        width: numbers of a row of its widest tensor.
+    """
     if not has_products:
-        alone = ((128, 4, 128), (256, 4, 128), (32, 4, 128), (512, 8, 128), (8, 4, 128), (16, 4, 64), (32, 1, 64))
-        return [Form(*size, "ieee") for size in alone]
+        sizes = ((128, 4), (256, 4), (32, 4), (512, 8), (8, 4), (16, 4), (32, 1))
+        return list(dict.fromkeys(_fit_registers(block, warps, width) for block, warps in sizes))
     if rows == 1:
         return [Form(1, warps, most, "ieee") for warps, most in ((8, 128), (16, 256), (8, 64), (4, 64), (16, 128))]
     precisions = ["tf32"] if allows_tf32 else ["tf32x3", "ieee"]
@@ -68,6 +77,13 @@ def list_forms(rows: int, *, has_products: bool, allows_tf32: bool) -> list[Form
     forms = [Form(*size, precision) for precision in precisions for size in sizes]
     few = [Form(1, 4, 64, "ieee"), Form(1, 8, 128, "ieee")] if rows <= 64 else []
     return [*few, *(one for one in forms if one.block < 2 * rows or one.block == 16)]
+
+
+def _fit_registers(block: int, warps: int, width: int) -> Form:
+    """Return a form whose threads hold as many numbers of one tensor as they have registers for."""
+    while block > 1 and block * width > MAX_HELD * 32 * warps:
+        block //= 2
+    return Form(block, warps, 128 if block >= 16 else 1024, "ieee")
 
 
 class Kernel:
@@ -132,7 +148,9 @@ class Kernel:
         """
         device = self._device
         allows_tf32 = device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
-        forms = list_forms(self.rows, has_products=self._has_products, allows_tf32=allows_tf32)
+        forms = list_forms(
+            self.rows, has_products=self._has_products, allows_tf32=allows_tf32, width=self._program.width
+        )
         file = self._cache_file(device, allows_tf32)
         with contextlib.suppress(OSError, ValueError, TypeError):  # none is kept, or it was cut short
             return self._make_launch(Form(**json.loads(file.read_text())), device)

@@ -82,6 +82,7 @@ class Program:
         multiplied: axes along which products run.
         parameters: the names of inputs and outputs.
         hidden: operators that only join values to an output.
+        width: numbers of a row of its widest tensor.
     """
 
     parts: list[list[Node] | Loop]
@@ -92,6 +93,7 @@ class Program:
     multiplied: set[Axis]
     parameters: list[str]
     hidden: set[Node]
+    width: int
 
 
 def prepare(
@@ -136,7 +138,9 @@ def prepare(
     multiplied = labels.axes.list_linked(multiplied)
     rows = labels.axes.list_rows(labels.dims(stored[0].node))
     names = [memory[node].buffer.name for node in inputs] + list(dict.fromkeys(one.view.buffer.name for one in stored))
-    return Program(parts, memory, labels, stored, rows, multiplied, names, hidden)
+    tensors = [labels.dims(node) for node in computed if not _has_parts(node)]
+    width = max(math.prod(map(labels.axes.size, labels.axes.list_features(dims))) for dims in tensors)
+    return Program(parts, memory, labels, stored, rows, multiplied, names, hidden, width)
 
 
 def _find_memory(nodes: Sequence[Node], inputs: Sequence[Node]) -> dict[Node, View]:
