@@ -1,0 +1,64 @@
+"""Compile kernels of Triton for a GPU that need not be there, as this reads them from its input.
+
+The interpreter runs what a compiler refuses: variables of a loop whose type changes, or sizes that are no power of two.
+It must not be chosen here, so this runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ABOUT = ("source", "types", "block", "warps", "precision")
+"""What is told of each kernel."""
+COMPUTE_CAPABILITY = 90
+
+
+def compile_kernels(kernels: Sequence[dict[str, Any]], folder: Path) -> None:
+    """Compile kernels in another process.
+
+    Args:
+        kernels: each with what `ABOUT` lists.
+        folder: for files.
+
+    Raises:
+        subprocess.CalledProcessError: Triton refuses one of them.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    subprocess.run(
+        [sys.executable, __file__, str(folder)],
+        input=json.dumps(kernels),
+        env={**environment, "TRITON_CACHE_DIR": str(folder / "cache")},
+        text=True,
+        check=True,
+    )
+
+
+def main() -> None:
+    """Compile the kernels that the input lists."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from torchwise.compile.programs.gpu.launch import load_kernel
+
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = sys.argv[1]
+    for one in json.load(sys.stdin):
+        function = load_kernel(one["source"])
+        names = [name for name in function.arg_names if name not in ("BLOCK", "PRECISION")]
+        signature = dict(zip(names, one["types"], strict=True)) | {"BLOCK": "constexpr", "PRECISION": "constexpr"}
+        constants = {"BLOCK": one["block"], "PRECISION": one["precision"]}
+        triton.compile(
+            ASTSource(function, signature, constants),
+            target=GPUTarget("cuda", COMPUTE_CAPABILITY, 32),
+            options={"num_warps": one["warps"], "num_stages": 1},
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Kernels of row programs are what Triton compiles for a GPU. No GPU is needed for that."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from row_calls import compile_call
+from row_cases import CASES
+from torchwise.compile import programs
+from torchwise.compile.programs.gpu.launch import Form, Kernel, list_forms
+from torchwise.compile.programs.gpu.target import GpuTarget
+from triton_compile import compile_kernels
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton has wheels for Linux")
+
+TYPES = {
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.bool: "*i1",
+}
+
+
+COMPILED = ("neural ODE", "state space", "GRU", "recurrent", "motion", "recommender", "statistics", "PINN")
+"""Programs with loops, products, tables and reductions, whose kernels compile within a second each."""
+
+
+def write_kernels(call: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> list[dict[str, Any]]:
+    """Return the kernels of a program, which the operators themselves answer here."""
+    made: list[Kernel] = []
+
+    def keep(self: Kernel, original: Callable[..., Any]) -> Callable[..., Any]:
+        made.append(self)
+        return lambda *args: original(*args)
+
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(programs, "_find_target", lambda _inputs: GpuTarget(torch.device("cpu")))
+        patch.setattr(Kernel, "bind", keep)
+        compile_call(call, *inputs)(*inputs)
+    torch.compiler.reset()
+    return [describe(one, choose_form(one)) for one in made]
+
+
+def choose_form(kernel: Kernel) -> Form:
+    """Return the likeliest form of a kernel, with products of a block of rows if it has any."""
+    width = kernel._program.width
+    forms = list_forms(kernel.rows, has_products=kernel._has_products, allows_tf32=False, width=width)
+    return next((one for one in forms if one.uses_dot), forms[0])
+
+
+def describe(kernel: Kernel, form: Form) -> dict[str, Any]:
+    """Return what a compiler is told of a kernel."""
+    text = kernel._write(form.most, form.uses_dot)
+    types = [TYPES[dtype] for _, _, dtype in (*kernel._wanted, *kernel._outputs)]
+    return {
+        "source": text.source,
+        "types": [*types, *["*fp64"] * len(text.tables)],
+        "block": form.block,
+        "warps": form.warps,
+        "precision": form.precision,
+    }
+
+
+def test_kernels_of_small_programs_compile(tmp_path: Path) -> None:
+    cases = [(CASES[name].call, CASES[name].inputs(torch.Generator().manual_seed(0))) for name in COMPILED]
+    compile_kernels([one for call, inputs in cases for one in write_kernels(call, inputs)], tmp_path)
+
+
+def carry_signs(x: torch.Tensor) -> torch.Tensor:
+    """A state that was of integers in a loop."""
+    state = x
+    for _ in range(4):
+        state = torch.sign(state + 0.1 * x)
+    return torch.exp(state)
+
+
+def join_numbers(x: torch.Tensor) -> torch.Tensor:
+    """Equal numbers beside others."""
+    return torch.softmax(torch.cat([x * 2, x.new_ones(len(x), 3)], 1), 1)
+
+
+def carry_doubles(x: torch.Tensor) -> torch.Tensor:
+    """A state and a float64 constant."""
+    for _ in range(4):
+        x = torch.tanh(x * torch.full((), 0.1, dtype=torch.float64)) * 3
+    return x
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_kernels_of_other_types_compile(dtype: torch.dtype, tmp_path: Path) -> None:
+    x = torch.randn(20, 6).to(dtype)
+    made = [one for call in (carry_signs, join_numbers, carry_doubles) for one in write_kernels(call, (x,))]
+    assert len(made) == 3
+    compile_kernels(made, tmp_path)
+
+
+def test_what_triton_refuses_is_told(tmp_path: Path) -> None:
+    (one,) = write_kernels(carry_signs, (torch.randn(20, 6),))
+    one["block"] = 3
+    with pytest.raises(subprocess.CalledProcessError):
+        compile_kernels([one], tmp_path)
