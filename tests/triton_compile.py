@@ -1,7 +1,7 @@
-"""Compile kernels of Triton for a GPU that need not be there, as this reads them from its input.
+"""Compile kernels of Triton for a GPU, which need not be there.
 
-The interpreter runs what a compiler refuses: variables of a loop whose type changes, or sizes that are no power of two.
-It must not be chosen here, so this runs in a process of its own.
+The interpreter also runs kernels that a compiler refuses: those with a variable that changes its type in a loop, or
+with sizes that are no power of two. It must not be chosen here, so this runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ABOUT = ("source", "types", "block", "warps", "precision")
-"""What is told of each kernel."""
+"""The facts about each kernel."""
 COMPUTE_CAPABILITY = 90
 
 
@@ -23,7 +23,7 @@ def compile_kernels(kernels: Sequence[dict[str, Any]], folder: Path) -> None:
     """Compile kernels in another process.
 
     Args:
-        kernels: each with what `ABOUT` lists.
+        kernels: each with the facts in `ABOUT`.
         folder: for files.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Triton's interpreter, which runs kernels on a CPU, with what it lacks: functions of libraries, and truth values."""
+"""Triton's interpreter, which runs kernels on a CPU. Here it gets functions of libraries, and truth values."""
 
 from __future__ import annotations
 

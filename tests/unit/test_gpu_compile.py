@@ -1,4 +1,4 @@
-"""Kernels of row programs are what Triton compiles for a GPU. No GPU is needed for that."""
+"""Triton compiles the kernels of row programs for a GPU, which need not be there."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def choose_form(kernel: Kernel) -> Form:
 
 
 def describe(kernel: Kernel, form: Form) -> dict[str, Any]:
-    """Return what a compiler is told of a kernel."""
+    """Return a kernel for the compiler."""
     text = kernel._write(form.most, form.uses_dot)
     types = [TYPES[dtype] for _, _, dtype in (*kernel._wanted, *kernel._outputs)]
     return {

@@ -68,8 +68,8 @@ def list_forms(rows: int, *, has_products: bool, allows_tf32: bool, width: int =
         width: numbers of a row of its widest tensor.
     """
     if not has_products:
-        sizes = ((128, 4), (256, 4), (32, 4), (512, 8), (8, 4), (16, 4), (32, 1))
-        return list(dict.fromkeys(_fit_registers(block, warps, width) for block, warps in sizes))
+        pairs = ((128, 4), (256, 4), (32, 4), (512, 8), (8, 4), (16, 4), (32, 1))
+        return list(dict.fromkeys(_fit_registers(block, warps, width) for block, warps in pairs))
     if rows == 1:
         return [Form(1, warps, most, "ieee") for warps, most in ((8, 128), (16, 256), (8, 64), (4, 64), (16, 128))]
     precisions = ["tf32"] if allows_tf32 else ["tf32x3", "ieee"]

@@ -28,7 +28,7 @@ MAX_SPAN = 1 << 31
 """Numbers of a tensor, beyond which the addresses need long integers."""
 
 ARGUMENT_ERRORS = (LookupError, ArithmeticError, AttributeError, RuntimeError, TypeError, ValueError)
-"""What Python raises where an operator's argument is of another kind."""
+"""Errors of Python where an operator's argument is of another kind."""
 
 
 class NodeError(UnsupportedError):
@@ -96,9 +96,7 @@ class Program:
     width: int
 
 
-def prepare(
-    nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Node], *, rolls: bool = True
-) -> Program:
+def prepare(nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Node], *, rolls: bool = True) -> Program:
     """Find the loops and the rows of a region.
 
     Args:
@@ -115,7 +113,7 @@ def prepare(
     computed = [node for node in nodes if node not in memory and node not in hidden]
     if not computed:
         raise UnsupportedError("it computes nothing")
-    parts = find_loops(computed, memory, hidden) if rolls else [computed]
+    parts: list[list[Node] | Loop] = find_loops(computed, memory, hidden) if rolls else [computed]
     lines = sum(len(part.bodies[0]) if isinstance(part, Loop) else len(part) for part in parts)
     if lines > MAX_LINES:
         raise UnsupportedError(f"it has {lines} operators outside of loops")
@@ -185,7 +183,7 @@ def _cut_view(node: Node, view: View) -> list[View]:
 def _list_stored(outputs: Sequence[Node], memory: dict[Node, View]) -> tuple[list[Stored], set[Node]]:
     """Return the parts of outputs, and the nodes that only join them.
 
-    What is only joined to an output is written to its place at once, in a loop by each repetition.
+    A value that is only joined to an output is written to its place at once, in a loop by each repetition.
     """
     stored, hidden = list[Stored](), set[Node]()
     for number, node in enumerate(outputs):
