@@ -28,7 +28,7 @@ FUNCTIONS = {
 
 
 def add_functions(patch: pytest.MonkeyPatch) -> None:
-    """Have the interpreter compute by NumPy what a GPU's library computes, and know that comparisons are boolean."""
+    """Have the interpreter compute the functions of a GPU's library by NumPy, and know that comparisons are boolean."""
     from triton.language import core  # after the tests have chosen the interpreter
     from triton.language.extra import libdevice
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle

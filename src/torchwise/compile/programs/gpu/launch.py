@@ -166,7 +166,7 @@ class Kernel:
                     taken_s = _time_calls(functools.partial(launch, args), device)
             except torch.OutOfMemoryError:  # which no other form would have
                 raise
-            except Exception as error:  # Triton raises errors of many kinds for what it cannot compile
+            except Exception as error:  # Triton raises errors of many kinds
                 problem = first_line(format_error(error))
                 logger.info("torchwise: %s is no form of a kernel: %s", form, problem)
                 continue

@@ -76,7 +76,7 @@ class GpuTarget:
             if not self._is_input(value):
                 return [(user, "an input of it is no plain tensor") for user in region.nodes if user in node.users]
         failed = self._write(region, rolls=True)
-        return self._write(region, rolls=False) if failed else []  # a loop may be what has no code
+        return self._write(region, rolls=False) if failed else []  # perhaps only a loop has no code
 
     def _write(self, region: Region, *, rolls: bool) -> list[tuple[Node, str]]:
         """Make the kernel of a region, with loops if it rolls. Return the nodes that have no code, and why."""
