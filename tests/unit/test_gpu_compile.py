@@ -16,6 +16,7 @@ from row_cases import CASES
 from torchwise.compile import programs
 from torchwise.compile.programs.gpu.launch import Form, Kernel, list_forms
 from torchwise.compile.programs.gpu.target import GpuTarget
+from torchwise.plan import Plan
 from triton_compile import compile_kernels
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton has wheels for Linux")
@@ -31,7 +32,7 @@ TYPES = {
 }
 
 
-COMPILED = ("neural ODE", "state space", "GRU", "recurrent", "motion", "recommender", "statistics", "PINN")
+COMPILED = ("neural ODE", "state space", "GRU", "recurrent", "motion", "recommender", "statistics", "PINN", "particles")
 """Programs with loops, products, tables and reductions, whose kernels compile within a second each."""
 
 
@@ -44,9 +45,9 @@ def write_kernels(call: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) ->
         return lambda *args: original(*args)
 
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(programs, "_find_target", lambda _inputs: GpuTarget(torch.device("cpu")))
+        patch.setattr(programs, "_find_target", lambda _inputs, draws: GpuTarget(torch.device("cpu"), draws=draws))
         patch.setattr(Kernel, "bind", keep)
-        compile_call(call, *inputs)(*inputs)
+        compile_call(call, *inputs, plan=Plan(backend="row_programs"))(*inputs)
     torch.compiler.reset()
     return [describe(one, choose_form(one)) for one in made]
 
@@ -64,7 +65,7 @@ def describe(kernel: Kernel, form: Form) -> dict[str, Any]:
     types = [TYPES[dtype] for _, _, dtype in (*kernel._wanted, *kernel._outputs)]
     return {
         "source": text.source,
-        "types": [*types, *["*fp64"] * len(text.tables)],
+        "types": [*types, *["*fp64"] * len(text.tables), *["*i64"] * bool(text.draws)],
         "block": form.block,
         "warps": form.warps,
         "precision": form.precision,
@@ -90,8 +91,9 @@ def join_numbers(x: torch.Tensor) -> torch.Tensor:
 
 
 def carry_doubles(x: torch.Tensor) -> torch.Tensor:
-    """A state and a float64 constant."""
+    """A state, a float64 constant and noise."""
     for _ in range(4):
+        x = x + torch.randn(x.shape) * torch.rand(len(x), 1)
         x = torch.tanh(x * torch.full((), 0.1, dtype=torch.float64)) * 3
     return x
 

@@ -11,52 +11,18 @@ import pytest
 import torch
 from torch.nn.functional import embedding, layer_norm, linear
 
+from gpu_kernels import Kernels, use_kernels
 from row_calls import compile_call
 from row_cases import CASES, Case, check, draw
-from torchwise.compile import programs
 from torchwise.compile.programs.gpu import launch
-from torchwise.compile.programs.gpu.axes import Axes
-from torchwise.compile.programs.gpu.launch import Form, Kernel, list_forms, load_kernel
-from torchwise.compile.programs.gpu.target import GpuTarget
+from torchwise.compile.programs.gpu.launch import Form, list_forms, load_kernel
 from torchwise.errors import UnsupportedError
-from torchwise.plan import Plan
-from triton_interpreter import add_functions
-
-
-class Kernels(list[Kernel]):
-    """The kernels that were made, and the calls that they left to the operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left = 0
-
-    @property
-    def source(self) -> str:
-        """The text of the only one."""
-        (kernel,) = self
-        return kernel._write(64, True).source
 
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Kernels]:
-    """Have row programs be kernels, though tensors are on the CPU."""
-    made, bind = Kernels(), Kernel.bind
-    add_functions(monkeypatch)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(programs, "_find_target", lambda _inputs, draws: GpuTarget(torch.device("cpu"), draws=draws))
-
-    def bind_and_keep(self: Kernel, original: Callable[..., Any]) -> Callable[..., Any]:
-        def count(*args: Any) -> Any:
-            made.left += 1
-            return original(*args)
-
-        made.append(self)
-        return bind(self, count)
-
-    monkeypatch.setattr(Kernel, "bind", bind_and_keep)
-    with torch.no_grad():
-        yield made
-    torch.compiler.reset()
+    """The kernels that a test makes."""
+    yield from use_kernels(monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -375,88 +341,3 @@ def test_a_program_knows_its_widest_tensor(kernels: Kernels) -> None:
     x = draw(torch.Generator().manual_seed(0), 9, 300)
     check(compile_call(call, x), Case(call, lambda _: ()), (x,))
     assert kernels[0]._program.width == 300
-
-
-# ---- random numbers
-
-
-def sample(x: torch.Tensor) -> torch.Tensor:
-    """Draw noise in a loop."""
-    found = []
-    for _ in range(4):
-        x = x * 0.5 + torch.randn_like(x)
-        found.append(x)
-    return torch.stack(found)
-
-
-def test_noise_is_drawn_in_the_kernel_anew_for_each_number_step_and_call(kernels: Kernels) -> None:
-    x = torch.zeros(300, 5)
-    call = compile_call(sample, x, plan=Plan(backend="row_programs"))
-    torch.manual_seed(0)
-    first, second = call(x), call(x)
-    torch.manual_seed(0)
-    assert torch.equal(call(x), first)
-    assert kernels.source.count("    for ") == 1
-    steps = [first[0], *(first[n] - 0.5 * first[n - 1] for n in range(1, 4)), second[0]]
-    for noise in steps:
-        assert len(noise.unique()) > 1490
-        assert abs(float(noise.mean())) < 0.13  # five standard errors
-        assert 0.9 < float(noise.std()) < 1.1
-    numbers = torch.stack([noise.flatten() for noise in steps])
-    assert float((torch.corrcoef(numbers) - torch.eye(5)).abs().max()) < 0.13
-
-
-def test_uniform_numbers_are_in_their_range(kernels: Kernels) -> None:
-    def call(x: torch.Tensor) -> torch.Tensor:
-        return x + torch.rand_like(x) * 2 - 1
-
-    drawn = compile_call(call, torch.zeros(3000), plan=Plan(backend="row_programs"))(torch.zeros(3000))
-    assert -1 <= float(drawn.min()) < -0.99
-    assert 0.99 < float(drawn.max()) <= 1
-    assert abs(float(drawn.mean())) < 0.06
-    assert len(kernels) == 1
-
-
-def test_pytorchs_own_numbers_are_drawn_where_the_plan_asks_for_them(kernels: Kernels) -> None:
-    def call(x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(x * 2 + torch.randn_like(x)) + 1
-
-    x = torch.zeros(30)
-    compiled = compile_call(call, x)
-    torch.manual_seed(3)
-    found = compiled(x)
-    torch.manual_seed(3)
-    assert torch.allclose(found, call(x))
-    assert "seeds" not in kernels.source
-
-
-# ---- axes
-
-
-def test_a_view_splits_an_axis_for_all_that_have_it() -> None:
-    axes = Axes()
-    whole, other = axes.add(12), axes.add(12)
-    axes.unify(whole, other)
-    outer, inner = axes.regroup([whole], [3, 4])
-    assert axes.resolve(other) == (*outer, *inner)
-    assert [axes.length(dim) for dim in (outer, inner, other)] == [3, 4, 12]
-    assert axes.regroup([outer, inner], [12]) == (axes.resolve(whole),)
-
-
-def test_parts_and_wholes_are_cut_alike() -> None:
-    axes = Axes()
-    whole = axes.add(10)
-    part = axes.take(whole, 2, 6)
-    axes.take(part, 1, 2)
-    axes.settle()
-    assert [(s.start, s.width) for s in axes.list_segments(whole[0], 64)] == [(0, 2), (2, 1), (3, 2), (5, 3), (8, 2)]
-    assert [(s.start, s.width) for s in axes.list_segments(part[0], 64)] == [(0, 1), (1, 2), (3, 3)]
-    assert [s.width for s in axes.list_segments(part[0], 2)] == [1, 2, 2, 1]
-
-
-@pytest.mark.parametrize(("sizes", "view"), [([10], [3, 4]), ([6, 4], [8, 3])])
-def test_a_view_that_cuts_unevenly_is_refused(sizes: list[int], view: list[int]) -> None:
-    axes = Axes()
-    dims = [axes.add(size) for size in sizes]
-    with pytest.raises((UnsupportedError, IndexError)):
-        axes.regroup(dims, view)

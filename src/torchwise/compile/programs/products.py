@@ -13,6 +13,8 @@ from torchwise.errors import UnsupportedError
 
 MAX_INVERTED = 16
 """Rows of the largest matrix that is inverted."""
+SMALL = 16
+"""Most rows and columns of matrices whose products the compiler unrolls."""
 MAX_WORK = 1 << 22
 """Multiplications of a product, above which a library with threads is left to do it."""
 
@@ -60,13 +62,20 @@ def _add_product(made: Lowering, a: View, b: View, bias: View | None, out: View)
     by_rows = k == 1 or b.strides[-2] == 1
     if not by_rows and n != 1 and b.strides[-1] != 1:
         b = made.place_contiguous(Value(b.shape, b.dtype, b))
+    if count > 1 and b.strides[0] == 0 and a.strides[0] == m * a.strides[1]:  # one matrix for all: they are more rows
+        a, b = View(a.buffer, (count * m, k), a.strides[1:], a.offset), View(b.buffer, (k, n), b.strides[1:], b.offset)
+        m, count = count * m, 1
     function = f"product_by_{'rows' if by_rows else 'columns'}<{kind}>"
     sizes = [m, n, k, a.strides[-2], b.strides[-1] if by_rows else b.strides[-2]]
     added: View | str = f"(const {kind}*)nullptr" if bias is None else bias
     arguments: list[View | str] = [a, b, added, *map(str, sizes)]
-    if len(out.shape) == 3:
+    steps = [count, a.strides[0], b.strides[0]]
+    if len(a.shape) == 3 and max(m, n, k) <= SMALL:
+        function = f"small_products<{kind}, {'true' if by_rows else 'false'}, {m}, {n}, {k}>"
+        arguments = [a, b, *map(str, (*sizes[3:], *steps))]
+    elif len(a.shape) == 3:
         function = f"many_products<{kind}, {'true' if by_rows else 'false'}>"
-        arguments = [a, b, *map(str, (*sizes, count, a.strides[0], b.strides[0]))]
+        arguments = [a, b, *map(str, (*sizes, *steps))]
     made.call(function, arguments, out, 2 * count * m * n * k)
 
 

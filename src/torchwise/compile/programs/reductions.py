@@ -21,6 +21,8 @@ from torchwise.compile.programs.lowering import (
 from torchwise.compile.programs.values import C_TYPES, Value, View
 from torchwise.errors import UnsupportedError
 
+SHORT = 16
+"""Most numbers of a row whose softmax is computed for several rows at once."""
 ROWS_OUT = {"sum": "sum_rows", "mean": "mean_rows", "amax": "amax_rows", "amin": "amin_rows"}
 
 
@@ -105,6 +107,9 @@ def _softmax(made: Lowering, given: Operands) -> Value:
     out = made.allocate(value.shape, value.dtype)
     function = "log_softmax_rows" if "log" in name_of(node) else "softmax_rows"
     work = 12 * count * width
+    if function == "softmax_rows" and 1 < width <= SHORT:
+        types = f"{C_TYPES[value.dtype]}, {width}"
+        return made.call(f"softmax_short<{types}>", [view, str(count), str(pitch)], out, work)
     return made.call(f"{function}<{C_TYPES[value.dtype]}>", [view, str(count), str(width), str(pitch)], out, work)
 
 

@@ -82,21 +82,6 @@ inline void dot_block(const T* a, const T* b, int64_t k, int64_t pitch, T* sums)
     for (int o = 0; o < OUTPUTS; ++o) sums[o] += a[i] * b[o * pitch + i];
 }
 
-template <class T>
-inline void dots(const T* a, const T* b, int64_t n, int64_t k, int64_t b_pitch, const T* bias, T* out) {
-  int64_t o = 0;
-  for (; o + 8 <= n; o += 8) {
-    T sums[8];
-    dot_block<T, 8>(a, b + o * b_pitch, k, b_pitch, sums);
-    for (int i = 0; i < 8; ++i) out[o + i] = bias ? sums[i] + bias[o + i] : sums[i];
-  }
-  for (; o < n; ++o) {
-    T sum;
-    dot_block<T, 1>(a, b + o * b_pitch, k, b_pitch, &sum);
-    out[o] = bias ? sum + bias[o] : sum;
-  }
-}
-
 // Many rows: they are turned, so that lanes are rows, and each weight is read once for all of them.
 template <class T, int VECTORS, int OUTPUTS>
 inline void turned_block(const T* turned, const T* b, int64_t k, int64_t b_pitch, T* tile) {
@@ -152,6 +137,68 @@ inline void turn_square(typename Lanes<T, LANES<T>>::type* rows) {
         rows[i] = shuffle<V>(a, b, low, L);
         rows[i + step] = shuffle<V>(a, b, high, L);
       }
+  }
+}
+
+// Adds up the lanes of as many vectors as they have lanes: the first one has all sums, in order.
+template <class T>
+inline void add_lanes(typename Lanes<T, LANES<T>>::type* rows) {
+  const int L = LANES<T>;
+  typedef typename Lanes<T, L>::type V;
+  typedef decltype(V{} < V{}) M;
+#pragma GCC unroll 8
+  for (int step = 1; step < L; step *= 2) {
+    M low, high;
+#pragma GCC unroll 16
+    for (int j = 0; j < L; ++j) {
+      low[j] = (j & step) ? L + j - step : j;
+      high[j] = (j & step) ? L + j : j + step;
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < L; i += 2 * step)
+      rows[i] = shuffle<V>(rows[i], rows[i + step], low, L) + shuffle<V>(rows[i], rows[i + step], high, L);
+  }
+}
+
+// As many outputs as a vector has lanes.
+template <class T>
+inline void dot_square(const T* a, const T* b, int64_t k, int64_t pitch, const T* bias, T* out) {
+  const int L = LANES<T>;
+  typedef typename Lanes<T, L>::type V;
+  V acc[L] = {};
+  int64_t i = 0;
+  for (; i + L <= k; i += L) {
+    V x = load<T, L>(a + i);
+#pragma GCC unroll 16
+    for (int o = 0; o < L; ++o) acc[o] = multiply_add(x, load<T, L>(b + o * pitch + i), acc[o]);
+  }
+  add_lanes<T>(acc);
+  T sums[L];
+  std::memcpy(sums, acc, sizeof(V));
+  for (; i < k; ++i)
+    for (int o = 0; o < L; ++o) sums[o] += a[i] * b[o * pitch + i];
+  for (int o = 0; o < L; ++o) out[o] = bias ? sums[o] + bias[o] : sums[o];
+}
+
+template <class T>
+inline void dots(const T* a, const T* b, int64_t n, int64_t k, int64_t b_pitch, const T* bias, T* out) {
+  const int L = LANES<T>;
+  int64_t o = 0;
+  for (; o + L <= n; o += L) dot_square(a, b + o * b_pitch, k, b_pitch, bias ? bias + o : nullptr, out + o);
+  if (o < n && n >= L) {  // the last ones with some that are known
+    o = n - L;
+    dot_square(a, b + o * b_pitch, k, b_pitch, bias ? bias + o : nullptr, out + o);
+    return;
+  }
+  for (; o + 8 <= n; o += 8) {
+    T sums[8];
+    dot_block<T, 8>(a, b + o * b_pitch, k, b_pitch, sums);
+    for (int i = 0; i < 8; ++i) out[o + i] = bias ? sums[i] + bias[o + i] : sums[i];
+  }
+  for (; o < n; ++o) {
+    T sum;
+    dot_block<T, 1>(a, b + o * b_pitch, k, b_pitch, &sum);
+    out[o] = bias ? sum + bias[o] : sum;
   }
 }
 
@@ -221,7 +268,8 @@ template <class T>
 static __attribute__((noinline)) int product_by_rows(const T* a, const T* b, const T* bias, int64_t m, int64_t n,
                                                      int64_t k, int64_t a_pitch, int64_t b_pitch, T* out) {
   const int L = LANES<T>;
-  if (m < 4 || (m <= L / 2 && k >= L)) {
+  // Adding up lanes takes some 14 cycles an output and row, and turning rows as long as a product of 16 of them.
+  if (k >= L ? 24 * (m - 1) <= k : m * n * k < 256) {
     for (int64_t row = 0; row < m; ++row) dots(a + row * a_pitch, b, n, k, b_pitch, bias, out + row * n);
     return 0;
   }
@@ -302,6 +350,37 @@ static __attribute__((noinline)) int many_products(const T* a, const T* b, int64
       product_by_rows<T>(a, b, nullptr, m, n, k, a_pitch, b_pitch, out);
     else
       product_by_columns<T>(a, b, nullptr, m, n, k, a_pitch, b_pitch, out);
+  }
+  return 0;
+}
+
+template <class T>
+INLINE T fuse(T a, T b, T c) {
+#if defined(__FMA__)
+  return std::fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// The same for small matrices, whose sizes the compiler knows, so that it unrolls their loops.
+template <class T, bool BY_ROWS, int M, int N, int K>
+static __attribute__((noinline)) int small_products(const T* a, const T* b, int64_t a_pitch, int64_t b_pitch,
+                                                    int64_t count, int64_t a_step, int64_t b_step, T* out) {
+  for (int64_t i = 0; i < count; ++i, a += a_step, b += b_step, out += M * N) {
+    T turned[K * N];
+    if (BY_ROWS)
+      for (int k = 0; k < K; ++k)
+        for (int n = 0; n < N; ++n) turned[k * N + n] = b[n * b_pitch + k];
+    const T* from = BY_ROWS ? turned : b;
+    const int64_t pitch = BY_ROWS ? N : b_pitch;
+    for (int m = 0; m < M; ++m) {
+      T sums[N] = {};
+      for (int k = 0; k < K; ++k)
+#pragma omp simd
+        for (int n = 0; n < N; ++n) sums[n] = fuse(a[m * a_pitch + k], from[k * pitch + n], sums[n]);
+      for (int n = 0; n < N; ++n) out[m * N + n] = sums[n];
+    }
   }
   return 0;
 }

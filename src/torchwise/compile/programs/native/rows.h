@@ -131,6 +131,32 @@ ROWS softmax_rows(const T* x, int64_t count, int64_t width, int64_t pitch, T* ou
   return 0;
 }
 
+// Softmax of short rows, whose width the compiler knows: vectors run over the rows, which are turned in blocks.
+template <class T, int WIDTH>
+ROWS softmax_short(const T* x, int64_t count, int64_t pitch, T* out) {
+  for (int64_t row = 0; row < count; row += PARTS, x += PARTS * pitch, out += PARTS * WIDTH) {
+    const int rows = count - row < PARTS ? (int)(count - row) : PARTS;
+    T turned[WIDTH][PARTS] = {}, most[PARTS], total[PARTS] = {};
+    for (int lane = 0; lane < rows; ++lane)
+      for (int i = 0; i < WIDTH; ++i) turned[i][lane] = x[lane * pitch + i];
+    for (int lane = 0; lane < PARTS; ++lane) most[lane] = turned[0][lane];
+    for (int i = 1; i < WIDTH; ++i)
+#pragma omp simd
+      for (int lane = 0; lane < PARTS; ++lane) most[lane] = turned[i][lane] > most[lane] ? turned[i][lane] : most[lane];
+    for (int i = 0; i < WIDTH; ++i)
+#pragma omp simd
+      for (int lane = 0; lane < PARTS; ++lane) {
+        turned[i][lane] = exp_of(turned[i][lane] - most[lane]);
+        total[lane] += turned[i][lane];
+      }
+#pragma omp simd
+    for (int lane = 0; lane < PARTS; ++lane) total[lane] = (T)1 / total[lane];
+    for (int lane = 0; lane < rows; ++lane)
+      for (int i = 0; i < WIDTH; ++i) out[lane * WIDTH + i] = turned[i][lane] * total[lane];
+  }
+  return 0;
+}
+
 template <class T>
 ROWS log_softmax_rows(const T* x, int64_t count, int64_t width, int64_t pitch, T* out) {
   for (int64_t row = 0; row < count; ++row, x += pitch, out += width) {
