@@ -341,3 +341,14 @@ def test_a_program_knows_its_widest_tensor(kernels: Kernels) -> None:
     x = draw(torch.Generator().manual_seed(0), 9, 300)
     check(compile_call(call, x), Case(call, lambda _: ()), (x,))
     assert kernels[0]._program.width == 300
+
+
+def test_parts_of_what_is_used_twice_are_computed_once(kernels: Kernels) -> None:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(9):
+            x = torch.sin(x) * torch.cos(x)  # each reads the one before it twice
+        return x[:, 1] + x[:, 2]
+
+    x = draw(torch.Generator().manual_seed(0), 12, 4)
+    check(compile_call(call, x), Case(call, lambda _: ()), (x,))
+    assert kernels.source.count("tl.sin") <= 20

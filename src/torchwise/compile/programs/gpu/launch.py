@@ -30,10 +30,12 @@ NAME = "torchwise_tiles"
 TUNING_S = 60.0
 """Seconds after which no further form of a kernel is compiled."""
 MOST_SEED = 2**31 - 1
+WIDE = 128
+"""Numbers of a row from which on products of it need more threads."""
 MAX_HELD = 64
 """Most numbers of one tensor that a thread holds. With more, registers go to memory, and compiling takes a minute."""
-CALLS = 5
-"""Timed calls of each form."""
+CALLS, ROWS = 10, 5
+"""Timed calls of each form in a row, and rows of them."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ def list_forms(rows: int, *, has_products: bool, allows_tf32: bool, width: int =
         return [Form(1, warps, most, "ieee") for warps, most in ((8, 128), (16, 256), (8, 64), (4, 64), (16, 128))]
     precisions = ["tf32"] if allows_tf32 else ["tf32x3", "ieee"]
     sizes = ((16, 4, 64), (32, 4, 64), (64, 4, 64), (16, 4, 128), (64, 8, 128), (128, 8, 64))
+    if width > WIDE:  # more threads, so that each holds fewer numbers
+        sizes = ((16, 8, 64), (16, 4, 64), (32, 8, 64), (16, 8, 128), (64, 16, 64), (128, 16, 64))
     forms = [Form(*size, precision) for precision in precisions for size in sizes]
     few = [Form(1, 4, 64, "ieee"), Form(1, 8, 128, "ieee")] if rows <= 64 else []
     return [*few, *(one for one in forms if one.block < 2 * rows or one.block == 16)]
@@ -107,6 +111,7 @@ class Kernel:
         self._wanted = [(tuple(one.shape), tuple(one.stride()), one.dtype) for one in inputs]
         self._outputs = [(tuple(one.shape), tuple(one.stride()), one.dtype) for one in outputs]
         self._lock = threading.Lock()
+        self._refusal: UnsupportedError | None = None
         self._launch: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]] | None = None
         self._texts: dict[tuple[int, bool], KernelText] = {}
         first = self._write(64, True)  # refuses what has no code, before any call
@@ -131,6 +136,8 @@ class Kernel:
         """Return the outputs."""
         if self._launch is None:
             with self._lock:
+                if self._refusal is not None:
+                    raise self._refusal
                 if self._launch is None:
                     self._launch = self._tune(args)
         return self._launch(args)
@@ -174,7 +181,8 @@ class Kernel:
             if best is None or taken_s < best[0]:
                 best = (taken_s, form, launch)
         if best is None:
-            raise UnsupportedError(f"Triton compiles no form of a kernel: {problem}")
+            self._refusal = UnsupportedError(f"Triton compiles no form of a kernel: {problem}")
+            raise self._refusal
         with contextlib.suppress(OSError):  # the next process chooses again
             _write_file(file, json.dumps(vars(best[1])))
         return best[2]
@@ -234,15 +242,21 @@ def _folder() -> Path:
 
 
 def _time_calls(call: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of the quickest of some calls."""
+    """Return the seconds of a call on the GPU, as the quickest of some rows of calls.
+
+    The calls of a row are captured in a graph, as the host takes longer to begin a short kernel than that runs.
+    """
     if device.type != "cuda":
         return 0.0
-    found = []
-    for _ in range(CALLS):
+    graph, found = torch.cuda.CUDAGraph(), []
+    with torch.cuda.device(device), torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            call()
+    for _ in range(ROWS):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        call()
+        graph.replay()
         stop.record()
         stop.synchronize()
-        found.append(start.elapsed_time(stop) / 1e3)
+        found.append(start.elapsed_time(stop) / 1e3 / CALLS)
     return float(min(found))

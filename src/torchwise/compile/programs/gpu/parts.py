@@ -32,7 +32,7 @@ def take_parts_first(graph: torch.fx.Graph, origins: dict[Node, Node]) -> None:
             _replace_unbind(graph, node, origins)
     for node in list(graph.nodes):
         if node.target is SELECT and not _is_given(node.args[0]):
-            found = _take(graph, node.args[0], int(node.args[1]), int(node.args[2]), node, origins, MAX_DEPTH)
+            found = _Part(graph, node, origins).take(node.args[0], int(node.args[1]), int(node.args[2]), MAX_DEPTH)
             if found is not None:
                 node.replace_all_uses_with(found)
     _drop_unused(graph)
@@ -51,64 +51,67 @@ def _replace_unbind(graph: torch.fx.Graph, node: Node, origins: dict[Node, Node]
         user.replace_all_uses_with(made)
 
 
-def _take(
-    graph: torch.fx.Graph, source: Node, dim: int, index: int, before: Node, origins: dict[Node, Node], depth: int
-) -> Node | None:
-    """Return a part of a tensor, computed of parts, or None if that is not the same or saves nothing."""
-    rank = len(shape_of(source))
-    dim, name = dim % rank, name_of(source)
-    index %= shape_of(source)[dim]
-    if _is_given(source):
-        return _add(graph, SELECT, (source, dim, index), before, origins[before], origins)
-    if depth == 0:
-        return None
-    if name == "unsqueeze":
-        added = int(source.args[1]) % rank  # type: ignore[arg-type]
-        if added == dim:
-            return source.all_input_nodes[0]
-        inner = _take(graph, source.args[0], dim - (dim > added), index, before, origins, depth - 1)  # type: ignore[arg-type]
-        new = (added - (added > dim),)
-        return None if inner is None else _add(graph, source.target, (inner, *new), before, origins[source], origins)
-    if name == "permute":
-        order = [int(one) % rank for one in source.args[1]]  # type: ignore[union-attr, arg-type]
-        inner = _take(graph, source.args[0], order[dim], index, before, origins, depth - 1)  # type: ignore[arg-type]
-        left = [one - (one > order[dim]) for place, one in enumerate(order) if place != dim]
-        return None if inner is None else _add(graph, source.target, (inner, left), before, origins[source], origins)
-    if name not in POINTWISE or name == "copy_to_strides":
-        return None
-    taken: dict[Node, Node] = {}
-    for one in source.all_input_nodes:
-        own = dim - (rank - len(shape_of(one)))
-        if own < 0:
-            taken[one] = one
-            continue
-        inner = _take(graph, one, own, index if shape_of(one)[own] > 1 else 0, before, origins, depth - 1)
-        if inner is None:
+class _Part:
+    """Computes one part of a tensor of parts.
+
+    Args:
+        graph: changed in place.
+        before: the node that takes the part.
+        origins: for each node the one that it was made of, kept up to date.
+    """
+
+    def __init__(self, graph: torch.fx.Graph, before: Node, origins: dict[Node, Node]) -> None:
+        self._graph, self._before, self._origins = graph, before, origins
+        self._known: dict[tuple[Node, int, int], Node | None] = {}
+
+    def take(self, source: Node, dim: int, index: int, depth: int) -> Node | None:
+        """Return a part of a tensor, computed of parts, or None if that is not the same or saves nothing."""
+        dim %= len(shape_of(source))
+        key = source, dim, index % shape_of(source)[dim]
+        if key not in self._known:
+            self._known[key] = self._compute(*key, depth)
+        return self._known[key]
+
+    def _compute(self, source: Node, dim: int, index: int, depth: int) -> Node | None:
+        rank, name, origin = len(shape_of(source)), name_of(source), self._origins[source]
+        if _is_given(source):
+            return self._add(SELECT, (source, dim, index), self._origins[self._before])
+        if depth == 0:
             return None
-        taken[one] = inner
-    args = torch.fx.node.map_arg(source.args, lambda one: taken[one])
-    kwargs = torch.fx.node.map_arg(source.kwargs, lambda one: taken[one])
-    return _add(graph, source.target, args, before, origins[source], origins, kwargs)
+        inner: Any = source.args[0] if source.args else None
+        if name == "unsqueeze":
+            added = int(source.args[1]) % rank  # type: ignore[arg-type]
+            if added == dim:
+                return source.all_input_nodes[0]
+            part = self.take(inner, dim - (dim > added), index, depth - 1)
+            return None if part is None else self._add(source.target, (part, added - (added > dim)), origin)
+        if name == "permute":
+            order = [int(one) % rank for one in source.args[1]]  # type: ignore[union-attr, arg-type]
+            part = self.take(inner, order[dim], index, depth - 1)
+            left = [one - (one > order[dim]) for place, one in enumerate(order) if place != dim]
+            return None if part is None else self._add(source.target, (part, left), origin)
+        if name not in POINTWISE or name == "copy_to_strides":
+            return None
+        taken: dict[Node, Node] = {}
+        for one in source.all_input_nodes:
+            own = dim - (rank - len(shape_of(one)))
+            part = one if own < 0 else self.take(one, own, index if shape_of(one)[own] > 1 else 0, depth - 1)
+            if part is None:
+                return None
+            taken[one] = part
+        args, kwargs = torch.fx.node.map_arg((source.args, source.kwargs), taken.__getitem__)
+        return self._add(source.target, args, origin, kwargs)
 
-
-def _add(
-    graph: torch.fx.Graph,
-    target: Any,
-    args: tuple[Any, ...],
-    before: Node,
-    origin: Node,
-    origins: dict[Node, Node],
-    kwargs: dict[str, Any] | None = None,
-) -> Node:
-    """Return a new node, with its tensor."""
-    assert isinstance(target, OpOverload)
-    with graph.inserting_before(before):
-        made = graph.call_function(target, args, kwargs or {})
-    with torch.device("meta"):
-        given, named = torch.fx.node.map_arg((made.args, made.kwargs), lambda one: _on_meta(one.meta["val"]))
-        made.meta["val"] = target(*given, **{**named, **({"device": "meta"} if "device" in named else {})})
-    origins[made] = origin
-    return made
+    def _add(self, target: Any, args: tuple[Any, ...], origin: Node, kwargs: dict[str, Any] | None = None) -> Node:
+        """Return a new node, with its tensor."""
+        assert isinstance(target, OpOverload)
+        with self._graph.inserting_before(self._before):
+            made = self._graph.call_function(target, args, kwargs or {})
+        with torch.device("meta"):
+            given, named = torch.fx.node.map_arg((made.args, made.kwargs), lambda one: _on_meta(one.meta["val"]))
+            made.meta["val"] = target(*given, **{**named, **({"device": "meta"} if "device" in named else {})})
+        self._origins[made] = origin
+        return made
 
 
 def _on_meta(value: torch.Tensor) -> torch.Tensor:
