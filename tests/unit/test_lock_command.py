@@ -284,10 +284,9 @@ def test_a_plan_is_locked_checked_and_served_and_a_wrong_one_is_found(storage: S
     request = Request(WorkloadSpec(target), effort="quick", plans=(right,))
     study = run_study(request, storage, ProcessLauncher(), Listener())
     assert study.decision is not None
-    timed = study.trials[0].measurement
-    assert timed is not None
-    # On a machine of one core one thread is no plan that pays. This test is not about the locked content.
-    decided = replace(study.decision, plan=right, speedup=timed.speedup, error=1e-9)
+    # On a machine of one core, or beside others, one thread is no plan that pays. This test is not about its speed.
+    speedup = Interval(low=1.4, mid=1.5, high=1.6)
+    decided = replace(study.decision, plan=right, speedup=speedup, error=1e-9, answer=Answer.YES)
     storage.store_outcome(study.id, state=StudyState.DECIDED, decision=decided, excluded=(), seconds=0.0)
     run_lock(target)
     code, said = ran("check", "--effort", "quick", "--no-measure")
