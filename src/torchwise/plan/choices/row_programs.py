@@ -19,7 +19,7 @@ register(
         # this trait on a GPU yet, where kernels were not measured: a plan has to be named there.
         required_traits=(Trait.ROW_REGIONS,),
         excluded_by=((Trait.WRITES_INPUTS, "the model writes to its inputs, and row programs only compute values"),),
-        # 2.1 times the speed of the best other way on 28 small programs, and ahead on 26 (`benchmarks/results/
+        # 3.0 times the speed of the best other way on 28 small programs, and ahead on all (`benchmarks/results/
         # 2026-11-29-xeon-2cpu-small-programs.md`). It is also the first to be compiled.
         effort="quick",
         # A policy of three layers takes 3 s, most of it PyTorch's export, where Inductor takes 10 s.
