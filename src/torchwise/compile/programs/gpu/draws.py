@@ -7,7 +7,7 @@ import torch
 from torchwise.compile.programs.gpu.axes import Dims
 from torchwise.compile.programs.gpu.labels import DRAWS
 from torchwise.compile.programs.gpu.lowering import Lowering, key_of, write_cast
-from torchwise.compile.programs.gpu.tiles import Value
+from torchwise.compile.programs.gpu.tiles import Value, list_wide
 from torchwise.compile.programs.lowering import dtype_of, name_of, shape_of
 from torchwise.compile.programs.values import Buffer, View, row_major
 from torchwise.errors import UnsupportedError
@@ -35,7 +35,7 @@ def draw(made: Lowering, node: torch.fx.Node, dims: Dims, seed: str) -> Value:
     has_rows = bool(tiles.axes.list_rows(dims))
     result = Value(dims, dtype, features=features)
     for point in tiles.points(features):
-        wide = tuple(sorted((one for one in point.values() if one.width > 1), key=lambda one: one.axis))
+        wide = list_wide(point)
         place, _ = tiles.locate(places, point, has_rows, wide)
         text = f"tl.{DRAWS[name_of(node)]}(tl.load({seed}), {tiles.spread_text(place, has_rows, wide)})"
         result.tiles[key_of(point)] = tiles.let(write_cast(text, torch.float32, dtype), dtype, has_rows, wide)

@@ -12,10 +12,10 @@ from torchwise._torch.dispatch import OpOverload
 from torchwise.compile.programs.gpu.draws import draw
 from torchwise.compile.programs.gpu.labels import DRAWS, PARTS
 from torchwise.compile.programs.gpu.loops import Loop
-from torchwise.compile.programs.gpu.lowering import Lowering
+from torchwise.compile.programs.gpu.lowering import Lowering, key_of
 from torchwise.compile.programs.gpu.operators import lower, lower_parts
 from torchwise.compile.programs.gpu.program import Program, tell_node
-from torchwise.compile.programs.gpu.tiles import TYPES, Tile, Tiles, Value
+from torchwise.compile.programs.gpu.tiles import TYPES, Tile, Tiles, Value, list_wide
 from torchwise.compile.programs.lowering import name_of
 from torchwise.compile.programs.values import View
 from torchwise.errors import UnsupportedError
@@ -263,7 +263,7 @@ class Writer:
         has_rows = bool(tiles.axes.list_rows(dims))
         made = Value(dims, dtype, features=tiles.axes.list_features(dims))
         for point in tiles.points(made.features):
-            wide = tuple(sorted((s for s in point.values() if s.width > 1), key=lambda one: one.axis))
+            wide = list_wide(point)
             sizes = ", ".join([*(["BLOCK"] if has_rows else []), *(str(tiles.padded(one)) for one in wide)])
             if start is None or start.constant is not None:
                 number = "0" if start is None else start.constant
@@ -272,7 +272,7 @@ class Writer:
                 text = tiles.spread(tiles.tile(start, point), has_rows, wide)
             name = tiles.name("c")
             tiles.write(f"{name} = {text}")
-            made.tiles[tuple(point[axis].number for axis in made.features)] = Tile(name, dtype, has_rows, wide)
+            made.tiles[key_of(point)] = Tile(name, dtype, has_rows, wide)
         return made
 
     def _end_carried(self, carried: dict[int, Value], body: Sequence[Node]) -> None:
@@ -281,7 +281,7 @@ class Writer:
         for place, value in carried.items():
             made = self._values[body[place]]
             for point in tiles.points(value.features):
-                own = value.tiles[tuple(point[axis].number for axis in value.features)]
+                own = value.tiles[key_of(point)]
                 if made.constant is not None:
                     raise UnsupportedError("a loop passes a constant on")
                 text = tiles.spread(tiles.tile(made, point), own.has_rows, own.wide)

@@ -160,17 +160,12 @@ def _find_memory(nodes: Sequence[Node], inputs: Sequence[Node]) -> dict[Node, Vi
             memory[node] = parts[node.args[0]][node.args[1]]  # type: ignore[index]
         elif name in PARTS and node.args[0] in memory:
             parts[node] = _cut_view(node, memory[node.args[0]])  # type: ignore[index]
-        elif name in VIEWS and node.all_input_nodes[0] in memory and not _reads_other_type(node):
+        elif name in VIEWS and node.all_input_nodes[0] in memory:
             try:
                 memory[node] = find_view(node, memory[node.all_input_nodes[0]])
             except RuntimeError:  # such a view needs the numbers in another order, which tiles have
                 continue
     return memory | {node: view[0] for node, view in parts.items() if view}
-
-
-def _reads_other_type(node: Node) -> bool:
-    """Whether a view reads the bits of its numbers as those of another type."""
-    return bool(node.meta["val"].dtype is not node.all_input_nodes[0].meta["val"].dtype)
 
 
 def _cut_view(node: Node, view: View) -> list[View]:

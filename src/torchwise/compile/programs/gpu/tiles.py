@@ -192,7 +192,7 @@ class Tiles:
         key = (view, resolved, value.step, tuple(sorted((a, s.number) for a, s in point.items())))
         if key in self._loaded:
             return self._loaded[key]
-        wide = tuple(sorted((s for s in point.values() if s.width > 1), key=lambda one: one.axis))
+        wide = list_wide(point)
         has_rows = any(axis in self.rows for dim in resolved for axis in dim)
         address, mask = self.locate(value, point, has_rows, wide)
         loaded = f"tl.load({address}{mask})"
@@ -237,17 +237,14 @@ class Tiles:
         """Write a tensor to memory."""
         features = self.axes.list_features(out.dims)
         for point in self.points(features):
-            wide = tuple(sorted((s for s in point.values() if s.width > 1), key=lambda one: one.axis))
+            wide = list_wide(point)
             if value.constant is not None:
                 text = value.constant
             else:
                 text = self.spread(self.tile(value, point), bool(self.rows), wide)
             address, mask = self.locate(out, point, bool(self.rows), wide)
             assert out.view is not None
-            if not mask and not wide and not self.rows:
-                self.write(f"tl.store({address}, {text})")
-            else:
-                self.write(f"tl.store({address}, {text}{mask.replace(', other=0', '')})")
+            self.write(f"tl.store({address}, {text}{mask.replace(', other=0', '')})")
 
     def row(self, axis: Axis) -> str:
         """Return the variable with the index of each row along an axis of rows."""
@@ -271,6 +268,11 @@ class Tiles:
         """End a loop."""
         self._loaded = kept
         self.indent -= 1
+
+
+def list_wide(point: Point) -> tuple[Segment, ...]:
+    """Return the parts at a point that are dimensions of a tile, in the order of their axes."""
+    return tuple(sorted((one for one in point.values() if one.width > 1), key=lambda one: one.axis))
 
 
 def _subscript(name: str, own_rows: bool, own: Sequence[Segment], has_rows: bool, wide: Sequence[Segment]) -> str:
