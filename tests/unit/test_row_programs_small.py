@@ -10,7 +10,9 @@ import torch
 from torch.nn.functional import linear
 
 from row_calls import compile_call, keep_regions
+from torchwise._torch import native
 from torchwise.compile import programs
+from torchwise.compile.backends import graphs
 
 Tensors = Sequence[torch.Tensor]
 KINDS = {torch.float32: 1e-5, torch.float64: 1e-13}
@@ -94,3 +96,24 @@ def test_products_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         return [linear(x + 1, w, bias) for x, w, bias in zip(given[::3], given[1::3], given[2::3], strict=True)]
 
     compile_text(monkeypatch, call, *given)
+
+
+def test_a_known_call_is_answered_without_its_signature(monkeypatch: pytest.MonkeyPatch, native_checks: object) -> None:
+    def call(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x * 2) + y
+
+    monkeypatch.setattr(native, "load_checks", lambda: native_checks)
+    compiled = compile_call(call, draw(3, 4), draw(3, 4, seed=1))
+    for rows in (3, 5):
+        compiled(draw(rows, 4), draw(rows, 4, seed=1))
+
+    def refuse(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(graphs, "signature_of", refuse)
+    for rows in (5, 3):
+        x, y = draw(rows, 4, seed=2), draw(rows, 4, seed=3)
+        torch.testing.assert_close(compiled(x, y), call(x, y))
+        for other in ((x.double(), y), (x, y[:, :1]), (x, x), (x.t().contiguous().t(), y)):
+            with pytest.raises(AssertionError):
+                compiled(*other)
