@@ -107,7 +107,11 @@ class Machine:
             raise RuntimeError("this cannot be recorded")
         self.in_place += 1
         args, kwargs = pytree.map_tensors(view_memory, (args, dict(kwargs)))
+        given = pytree.tensors((args, kwargs))
+        before = [*map(torch.clone, given)]
         borrowed = call(*args, **kwargs) if wanted is None else None
+        for tensor, value in zip(given, before, strict=True):  # recording computes nothing
+            tensor.copy_(value)
         targets = [view_memory(target) for target in wanted] if wanted is not None else pytree.tensors(borrowed)
 
         def replay() -> None:
@@ -708,3 +712,76 @@ def test_tensors_are_never_copied_into_another_number_of_them(into: int, values:
     """This happens when a call that is recorded again returns fewer tensors than before."""
     with pytest.raises(ValueError, match=f"there are {values} tensors to copy, but {into} targets"):
         copy_each([torch.zeros(2)] * into, [torch.ones(2)] * values)
+
+
+def decode(cache: torch.Tensor, total: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+    """Write to a cache and to the token, as no step does, and read both."""
+    cache.add_(token)
+    total.add_(cache.sum())
+    token.mul_(2)
+    return cache + token
+
+
+def test_what_stays_where_it_is_is_read_and_written_there_and_the_rest_copied(machine: Machine) -> None:
+    captured = capture_call(decode)
+    ours, right = ([torch.zeros(3), torch.zeros(1)] for _ in range(2))
+    tokens = [torch.full((3,), float(number)) for number in range(3 * SETTLING_CALLS)]
+    for number, token in enumerate(tokens):
+        others, before = token.clone(), [one._version for one in (*ours, token)]
+        answer, wanted = captured(*ours, token), decode(*right, others)
+        assert torch.equal(answer, wanted)
+        assert all(map(torch.equal, (*ours, token), (*right, others)))
+        assert all(one._version > version for one, version in zip((*ours, token), before, strict=True))
+        assert machine.in_place == (number >= SETTLING_CALLS - 1), "one more recording, when it has settled"
+    assert machine.recorded == 1
+    assert machine.copied_nothing == 2 * SETTLING_CALLS
+
+    elsewhere = [torch.ones(3), torch.ones(1)]
+    wanted = decode(*(one.clone() for one in elsewhere), torch.ones(3))
+    assert torch.equal(captured(*elsewhere, torch.ones(3)), wanted), "the graph that copies answers for another cache"
+    assert torch.equal(elsewhere[0], torch.full((3,), 2.0))
+    assert machine.copied_nothing == 2 * SETTLING_CALLS
+
+
+def test_what_two_programs_use_in_turn_stays_nowhere(machine: Machine) -> None:
+    captured, caches = capture_call(decode), [[torch.zeros(3), torch.zeros(1)] for _ in range(2)]
+    tokens = [torch.ones(3) for _ in range(2 * SETTLING_CALLS)]
+    for number, token in enumerate(tokens):
+        captured(*caches[number % 2], token)
+    assert machine.in_place == 0
+    assert torch.equal(caches[0][0], torch.full((3,), float(SETTLING_CALLS)))
+
+
+def test_what_stays_is_read_there_and_outputs_are_lent(machine: Machine) -> None:
+    captured, scale = capture_call(lambda scale, x: {"y": scale * x, "x": None}, borrow=True), torch.full((4,), 2.0)
+    places = set()
+    for x in [torch.full((4,), float(number)) for number in range(2 * SETTLING_CALLS)]:
+        answer = captured(scale, x)
+        assert torch.equal(answer["y"], scale * x)
+        assert answer["x"] is None
+        places.add(answer["y"].data_ptr())
+    assert len(places) == 2
+    scale.fill_(3)  # where it lies
+    assert torch.equal(captured(scale, torch.ones(4))["y"], scale)
+
+
+def test_a_graph_that_cannot_be_recorded_for_what_stays_leaves_the_one_that_copies(machine: Machine) -> None:
+    captured, cache = capture_call(decode), [torch.zeros(3), torch.zeros(1)]
+    tokens = [torch.ones(3) for _ in range(2 * SETTLING_CALLS)]
+    captured(*cache, tokens[0])
+    machine.refuses = True
+    for token in tokens[1:]:
+        captured(*cache, token)
+    assert torch.equal(cache[0], torch.full((3,), 2.0 * SETTLING_CALLS))
+    assert (machine.recorded, machine.in_place) == (1, 0)
+
+
+def test_views_of_one_memory_that_are_apart_are_replayed(machine: Machine) -> None:
+    memory, token = torch.zeros(8), torch.ones(3)
+    captured = capture_call(decode)
+    for number in range(1, 4):
+        captured(memory[:3], memory[7:], torch.ones(3))
+        assert torch.equal(memory[:3], torch.full((3,), float(number)))
+    assert machine.recorded == 1
+    assert torch.equal(captured(memory[:3], memory[2:3], token), torch.full((3,), 6.0) + torch.tensor([0, 0, 12.0]))
+    assert machine.recorded == 2, "one of two that overlap is recorded, and never replayed"

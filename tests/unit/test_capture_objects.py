@@ -12,10 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from torchwise.compile.cuda_graphs.object_inputs import ObjectContents, WithObjects, _Object
+from torchwise._torch import native
+from torchwise.compile.cuda_graphs.object_contents import ObjectContents
+from torchwise.compile.cuda_graphs.object_inputs import WithObjects, _Object
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
 from torchwise.workload.module_state import State
+
+pytestmark = pytest.mark.usefixtures("checks")
 
 
 class Cache:
@@ -386,4 +390,121 @@ def test_calls_without_objects_take_the_way_that_they_took() -> None:
     fast, graph = capture_with_objects(lambda x, name: x * 2)
     assert torch.equal(fast(torch.ones(2), "object"), 2 * torch.ones(2))
     assert fast.get_bypass((torch.ones(2), "object"), {}) is graph
-    assert fast.get_bypass((torch.ones(2), Cache()), {}) is fast
+
+
+def change_value(cache: Any) -> None:
+    cache.length = 2
+
+
+def change_item(cache: Any) -> None:
+    cache.table["factor"] = 3.0
+
+
+def change_item_back_and_forth(cache: Any) -> None:
+    cache.table["factor"] = 3.0
+    del cache.table["factor"]
+
+
+def replace_part(cache: Any) -> None:
+    cache.layers[1] = Layer()
+    cache.layers[1].keys = torch.full((2,), 9.0)
+
+
+def replace_parts(cache: Any) -> None:
+    cache.layers = [Layer(), Layer()]
+
+
+def add_part(cache: Any) -> None:
+    cache.layers.insert(1, Layer())
+
+
+def replace_tensor(cache: Any) -> None:
+    cache.k = torch.full((4, 2), 5.0)
+
+
+def share_memory(cache: Any) -> None:
+    cache.layers[0].keys = cache.layers[1].keys
+
+
+def widen(cache: Any) -> None:
+    cache.k, cache.length = torch.zeros(6, 2), 6
+
+
+def scaled_step(x: torch.Tensor, cache: Any, *, scale: float = 1.0) -> dict[str, Any]:
+    return {"y": step(x, cache, scale=scale * cache.table.get("factor", 1.0)), "cache": cache, "none": None}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(change_value, change_item, change_item_back_and_forth, replace_part, replace_parts, add_part),
+        *(replace_tensor, share_memory, widen),
+    ],
+)
+def test_the_fast_path_answers_as_the_call_whatever_happens_to_the_object(change: Callable[[Any], None]) -> None:
+    fast, _ = capture_with_objects(scaled_step)
+    ours, plain = Cache(), Cache()
+    scaled_step(torch.ones(2), plain)
+    fast(torch.ones(2), ours)
+    quick = fast.get_bypass((torch.ones(2), ours), {})
+    assert quick is not fast
+    for number in range(9):
+        if number == 3:
+            change(ours)
+            change(plain)
+        x = torch.full((2,), float(number))
+        answer = quick(x, ours) if number != 6 else quick(x, ours, scale=2.0)
+        assert torch.equal(answer["y"], scaled_step(x, plain, scale=1.0 if number != 6 else 2.0)["y"])
+        assert answer["cache"] is ours
+        assert answer["none"] is None
+        assert all(map(torch.equal, state_of(ours), state_of(plain)))
+
+
+def test_the_fast_path_takes_conversations_in_turn() -> None:
+    fast, graph = capture_with_objects(scaled_step)
+    ours, plain = [Cache(), Cache()], [Cache(), Cache()]
+    scaled_step(torch.ones(2), plain[0])
+    fast(torch.ones(2), ours[0])
+    quick = fast.get_bypass((torch.ones(2), ours[0]), {})
+    for number in (0, 1, 0, 0, 1, 1, 0):
+        x = torch.full((2,), 1.0 + 5 * number)
+        answer = quick(x, ours[number])
+        assert torch.equal(answer["y"], scaled_step(x, plain[number])["y"])
+        assert answer["cache"] is ours[number]
+        assert all(map(torch.equal, state_of(ours[number]), state_of(plain[number])))
+    assert len(graph.recorded) == 1
+
+
+def test_compiled_checks_read_an_untouched_object_once(native_checks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "load_checks", lambda: native_checks)
+    fast, _ = capture_with_objects(scaled_step)
+    cache = Cache()
+    fast(torch.ones(2), cache)
+    quick = fast.get_bypass((torch.ones(2), cache), {})
+    own, read = fast._known[id(cache)][1], []
+    values = ObjectContents.values
+    monkeypatch.setattr(ObjectContents, "values", lambda contents: read.append(contents is own) or values(contents))
+    for _ in range(5):  # each of which assigns a tensor in the object's place
+        quick(torch.ones(2), cache)
+    assert not any(read)
+    cache.length = 2
+    quick(torch.ones(2), cache)
+    assert any(read)
+
+
+class Answer(dict[str, Any]):
+    """A kind of dict that PyTorch does not know."""
+
+
+@pytest.mark.parametrize("containers", [lambda y, c: Answer(y=y, c=c), lambda y, c: (c, [y, {"a": y, "n": 3}], "text")])
+def test_outputs_have_their_containers(containers: Callable[..., Any]) -> None:
+    fast, _ = capture_with_objects(lambda x, cache: containers(step(x, cache), cache))
+    ours, plain = Cache(), Cache()
+    for number in range(3):
+        x = torch.full((2,), float(number))
+        answer, right = fast(x, ours), containers(step(x, plain), ours)
+        assert type(answer) is type(right)
+        assert pytree.form(answer) == pytree.form(right)
+        for (name, one), (other, wanted) in zip(*map(pytree.list_named_leaves, (answer, right)), strict=True):
+            assert name == other
+            assert torch.equal(one, wanted) if isinstance(one, torch.Tensor) else one is wanted or one == wanted

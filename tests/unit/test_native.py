@@ -27,8 +27,9 @@ from torchwise._torch import native
 from torchwise._torch.native import library as libraries
 from torchwise._torch.native.compiler import compile_checks
 from torchwise._torch.native.library import Library, UnusableError
-from torchwise.compile import make_recognizer
+from torchwise.compile import Recognizer, make_recognizer, signature_of
 from torchwise.compile.guards.module_guard import make_quick_check
+from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.runtime import Dispatcher
 from torchwise.runtime.call_guard import CallGuard, Fallback
@@ -467,3 +468,44 @@ def test_random_calls_are_judged_alike(native_checks: ModuleType) -> None:
 
 def test_random_changes_of_a_model_and_its_code_are_found_alike(native_checks: ModuleType) -> None:
     assert changes.run(native_checks, 600, seed=1) > 800
+
+
+class Thing:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+class OtherThing(Thing):
+    pass
+
+
+@pytest.mark.parametrize(("beside", "other"), [("a", "b"), (torch.float32, torch.float64)])
+def test_other_objects_count_by_their_class_alone_if_asked_for(checks: str, beside: Any, other: Any) -> None:
+    given = (X, {"a": Thing(1), "b": [beside, Thing(2)]})
+    with pytest.raises(UnsupportedError):
+        make_recognizer(given)
+    recognizer = make_recognizer(given, takes_objects=True)
+    assert isinstance(recognizer, Recognizer) is (checks == "python" or beside is torch.float32)
+    thing = Thing(1)
+    assert recognizer((X, {"a": thing, "b": [beside, thing]}), {})
+    for different in (
+        {"a": OtherThing(1), "b": [beside, thing]},
+        {"a": thing, "b": [other, thing]},
+        {"a": thing, "b": [beside, None]},
+        {"a": thing, "b": [thing, beside]},
+        {"a": X, "b": [beside, thing]},
+    ):
+        assert not recognizer((X, different), {})
+        assert signature_of((X, different), {}) != signature_of(given, {})
+
+
+def test_a_dict_that_holds_tensors_beside_its_items_is_left_to_python(checks: str) -> None:
+    class Items(dict):  # type: ignore[type-arg]
+        pass
+
+    items = Items(a=1)
+    items.extra = torch.ones(2)  # type: ignore[attr-defined]
+    recognizer = make_recognizer((X, items), takes_objects=True)
+    assert isinstance(recognizer, Recognizer)
+    assert recognizer((X, items), {})
+    assert not recognizer((X, Items(a=1)), {}), "whose items count"

@@ -11,10 +11,10 @@ import torch
 
 from torchwise._torch import native
 from torchwise._torch.dynamo import make_tensor_check
-from torchwise.compile.signature import is_strided, opaque_leaves, plain_key, sort_leaves
+from torchwise.compile.signature import is_plain, is_strided, opaque_leaves, plain_key, sort_leaves
 from torchwise.errors import UnsupportedError
 from torchwise.workload.layouts import are_disjoint, overlap_of, reach_of
-from torchwise.workload.object_parts import describe
+from torchwise.workload.object_parts import describe, is_opaque
 from torchwise.workload.pytree import PLAIN
 
 _address = torch.Tensor.data_ptr
@@ -24,13 +24,11 @@ Recognize = Callable[[tuple[Any, ...], Mapping[str, Any]], bool]
 """Says whether a call certainly has the signature of an earlier one."""
 
 
-def make_recognizer(args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> Recognize:
-    """Return the fastest recognizer of calls like this one.
-
-    Raises:
-        UnsupportedError: as for `Recognizer`.
-    """
-    recognizer = Recognizer(args, kwargs)
+def make_recognizer(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE, *, takes_objects: bool = False
+) -> Recognize:
+    """Return the fastest recognizer of calls like this one. See `Recognizer` for its arguments and errors."""
+    recognizer = Recognizer(args, kwargs, takes_objects=takes_objects)
     return recognizer.translate(args, kwargs) or recognizer
 
 
@@ -45,18 +43,22 @@ class Recognizer:
         args: positional arguments of the earlier call: distinct strided tensors and plain values, also in containers
             and dataclasses.
         kwargs: keyword arguments of the earlier call.
+        takes_objects: whether other objects count by their class alone, as in a signature. Then somebody else has to
+            compare their contents.
 
     Raises:
         UnsupportedError: they have other values, or this torch lacks those guards.
     """
 
-    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> None:
+    def __init__(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE, *, takes_objects: bool = False
+    ) -> None:
         tensors: list[torch.Tensor] = []
         self._around: list[Any] = []
         sort_leaves((args, dict(kwargs)), tensors, self._around)
         are_plain = all(type(tensor) is torch.Tensor and is_strided(tensor) for tensor in tensors)
         are_distinct = 0 < len(tensors) == len(set(map(id, tensors)))
-        if not are_plain or not are_distinct or opaque_leaves((args, dict(kwargs))):
+        if not are_plain or not are_distinct or (not takes_objects and opaque_leaves((args, dict(kwargs)))):
             raise UnsupportedError(
                 "it is recognised by its signature: there are other than distinct strided tensors and values"
             )
@@ -133,6 +135,7 @@ class StepKind(IntEnum):
     DICT = 2
     PLAIN = 3
     FIELDS = 4
+    OPAQUE = 5
 
 
 Step = tuple[StepKind, type, Any, int]
@@ -157,6 +160,8 @@ def _list_steps(children: Iterable[Any], program: list[Step], tensors: list[torc
             named = isinstance(names, tuple)
             step = (StepKind.FIELDS, kind, names, 0) if named else (StepKind.SEQUENCE, kind, None, len(child))
             inner = describe(child).values
+        elif not is_plain(child) and is_opaque(child):
+            step = (StepKind.OPAQUE, kind, None, 0)
         else:
             return False
         program.append(step)

@@ -175,7 +175,7 @@ def is_of(key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
 def recognize_by(args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[..., Any]) -> Known | None:
     """Return a recognizer of calls like this one that makes no signatures, or None if there can be none."""
     try:
-        return make_recognizer(args, kwargs), call
+        return make_recognizer(args, kwargs, takes_objects=True), call
     except Exception:  # an input may be of any kind, and the call is answered already
         return None
 

@@ -36,6 +36,13 @@ def describe(thing: Any) -> Parts:
     return _find_reader(kind)(thing)
 
 
+def is_opaque(thing: Any) -> bool:
+    """Return whether an object has its class alone for a description, whatever happens to it."""
+    kind = type(thing)
+    walks = issubclass(kind, (tuple, dict, UserDict)) or dataclasses.is_dataclass(kind)
+    return not walks and kind not in _pytree.SUPPORTED_NODES
+
+
 Read = Callable[[Any], Parts]
 _NONE: tuple[Any, ...] = ()
 

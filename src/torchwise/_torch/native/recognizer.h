@@ -5,7 +5,7 @@
 
 namespace {
 
-enum class Kind { tensor, sequence, dict, plain, fields };
+enum class Kind { tensor, sequence, dict, plain, fields, opaque };
 
 struct Step {
   Kind kind;
@@ -65,6 +65,8 @@ struct Walk {
         return PyDict_CheckExact(object) ? walk_dict(object, step.value) : Answer::no;
       case Kind::fields:
         return Py_TYPE(object) == step.type ? walk_fields(object, step.value) : Answer::no;
+      case Kind::opaque:  // which counts by its class alone
+        return Py_TYPE(object) == step.type ? Answer::yes : Answer::no;
     }
     return Answer::ask;
   }
@@ -193,9 +195,9 @@ bool read_steps(Recognizer* self) {
     }
     if (!PyArg_ParseTuple(entry, "iOOn", &kind, &type, &step.value, &step.count)) return false;
     step.kind = static_cast<Kind>(kind);
-    bool has_type = step.kind == Kind::sequence || step.kind == Kind::fields;
-    if (kind < 0 || kind > 4 || (has_type && !PyType_Check(type))) {
-      PyErr_SetString(PyExc_ValueError, "a step of a call has a kind from 0 to 4, and sequences and objects a class");
+    bool has_type = step.kind == Kind::sequence || step.kind == Kind::fields || step.kind == Kind::opaque;
+    if (kind < 0 || kind > 5 || (has_type && !PyType_Check(type))) {
+      PyErr_SetString(PyExc_ValueError, "a step of a call has a kind from 0 to 5, and sequences and objects a class");
       return false;
     }
     bool has_names = step.kind == Kind::dict || step.kind == Kind::fields;

@@ -17,10 +17,10 @@ from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, is_in_froz
 from torchwise.compile.cuda_graphs.graph_pool import GraphPool
 from torchwise.compile.cuda_graphs.host_values import HostValues
 from torchwise.compile.cuda_graphs.in_place_replay import Recorded, RecordedAnswers, Replays
-from torchwise.compile.cuda_graphs.recorded_graph import Graph, GraphKey, flat_places, graph_key_of, overlap, tensors_of
+from torchwise.compile.cuda_graphs.recorded_graph import Graph, GraphKey, flat_places, graph_key_of
 from torchwise.compile.guards.module_guard import ModuleGuard, Reads
 from torchwise.compile.recompiles import Recompiles
-from torchwise.compile.signature import signature_of
+from torchwise.compile.signature import overlap_in, signature_of
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
 
@@ -150,8 +150,12 @@ class CapturedCall:
         self, key: GraphKey, replays: RecordedAnswers | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         self._pool.wait_for_last_replay(self._device)
-        if replays is None or replays.dropped or replays.written or self._writes_state or not replays.settled():
+        if replays is None or replays.dropped or not replays.settled():
             return self._check_and_replay(key, args, kwargs)
+        if replays.written or self._writes_state:
+            if self._guard.has_changed():
+                return self._check_and_replay(key, args, kwargs)
+            return self._replay(replays, key, args, kwargs)
         result = replays(args, kwargs, self._capture_in_place)
         if not self._guard.has_changed():
             return result
@@ -170,8 +174,11 @@ class CapturedCall:
             if not self._has_room():
                 return self._call(*args, **kwargs)
             replays = self._graphs[key] = self._capture(key, args, kwargs)
-        if replays.written and overlap(tensors_of(args, kwargs)):
-            return self._call(*args, **kwargs)  # inputs may share memory, and a graph has copies of each
+        return self._replay(replays, key, args, kwargs)
+
+    def _replay(self, replays: RecordedAnswers, key: GraphKey, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if replays.written and overlap_in(key[0]) is not None:
+            return self._call(*args, **kwargs)  # inputs share memory, and a graph has copies of each
         return replays(args, kwargs, self._capture_in_place)
 
     def _has_room(self) -> bool:

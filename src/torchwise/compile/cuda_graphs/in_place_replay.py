@@ -6,6 +6,9 @@ the same addresses again and again, as PyTorch's allocator reuses the memory fre
 time with the addresses of an earlier one is recorded again at these. From then on it is replayed without a copy. That
 is safe with any owner of the memory. It holds the inputs of this call, and outputs are new tensors as usual.
 
+In other programs some addresses stay, and others never come again: a decoding step has its cache at one place, and each
+token at another. Then a graph is recorded that reads and writes the former in place, and copies the rest.
+
 Source: `mark_static_address` of PyTorch, and the static inputs of its CUDA-graph trees, which are only for weights.
 """
 
@@ -15,7 +18,7 @@ import functools
 import logging
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,11 +29,14 @@ from torchwise.compile.cuda_graphs.compile_freeze import is_in_frozen_call
 from torchwise.compile.cuda_graphs.recorded_graph import Graph, tensors_of
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
+from torchwise.workload.pytree import PLAIN
 
 SETTLING_CALLS = 24
 """Calls of a signature in which graphs are recorded. Later calls never wait for a recording."""
 MAX_GRAPHS = 6
 """Maximum number of graphs for one signature. The addresses of a program that needs more do not repeat."""
+STEADY_CALLS = 8
+"""Calls in a row with an input at one address after which it is taken to stay there."""
 
 logger = logging.getLogger("torchwise")
 
@@ -69,8 +75,47 @@ class RecordedAnswers(ABC):
         self.dropped = True
 
 
+class MixedGraph:
+    """A graph that reads and writes some inputs where they lie, and copies of the others.
+
+    Args:
+        replay: launches it.
+        outputs: its own outputs, in the order of `pytree.tensors`.
+        borrowed: the outputs in their containers.
+        inputs: the tensors that it reads, in the order of `tensors_of`.
+        steady: the positions of those that are read in place.
+        written: the positions of those that it writes to.
+    """
+
+    def __init__(
+        self,
+        recorded: Recorded,
+        inputs: Sequence[torch.Tensor],
+        steady: Sequence[int],
+        written: Sequence[int],
+    ) -> None:
+        self.replay, self.borrowed = recorded
+        self.outputs = pytree.tensors(self.borrowed)
+        self._addresses = [(place, inputs[place].data_ptr()) for place in steady]
+        self._others = [place for place in range(len(inputs)) if place not in steady]
+        self._copies = [inputs[place] for place in self._others]
+        self._written = [place for place in written if place in steady]
+        self._back = [(place, inputs[place]) for place in written if place not in steady]
+
+    def fits(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """Whether the inputs that it reads in place are there."""
+        return all(inputs[place].data_ptr() == address for place, address in self._addresses)
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Copy the other inputs in, replay, and copy those back that it writes to."""
+        copy_each(self._copies, [inputs[place] for place in self._others])
+        self.replay()
+        copy_each([inputs[place] for place, _ in self._back], [copy for _, copy in self._back])
+        _count_writes(inputs, self._written)
+
+
 class Replays(RecordedAnswers):
-    """The answers to calls of one signature: a graph that copies, and graphs that need no copies.
+    """The answers to calls of one signature: a graph that copies, and graphs that need no copies, or fewer.
 
     `places` are the positions of the tensors in the arguments of every such call, if they are flat.
     """
@@ -85,7 +130,10 @@ class Replays(RecordedAnswers):
         self._blanks = [] if borrow else [blank(output) for output in self._outputs]
         self._packed = packer(graph.outputs)
         self._in_place: dict[Addresses, Recorded] = {}
+        self._mixed: MixedGraph | None = None
         self._seen_addresses: set[Addresses] = set()
+        self._last_addresses: Addresses = ()
+        self._stays = [0] * len(graph.inputs)  # calls in a row with an input at its last address
         self._is_ordinary = all(map(_is_ordinary, (*graph.inputs, *self._outputs)))
         self._settling = SETTLING_CALLS if self._is_ordinary else 0
 
@@ -100,6 +148,12 @@ class Replays(RecordedAnswers):
         inputs = tensors_of(args, kwargs) if self._places is None else [args[place] for place in self._places]
         results = [make() for make in self._blanks]
         recorded = None
+        if (mixed := self._mixed) is not None and mixed.fits(inputs):
+            mixed.run(inputs)
+            if self.borrow:
+                return mixed.borrowed
+            copy_each(results, mixed.outputs)
+            return self._packed(results)
         if self._in_place or self._settling:
             addresses = (*map(_address, inputs), *map(_address, results))
             recorded = self._in_place.get(addresses)
@@ -113,15 +167,14 @@ class Replays(RecordedAnswers):
             return self._packed(results)
         replay, borrowed = recorded
         replay()
-        for position in self.written:
-            if not inputs[position].is_inference():  # such tensors have no version counter
-                torch.autograd.graph.increment_version(inputs[position])
+        _count_writes(inputs, self.written)
         return borrowed if self.borrow else self._packed(results)
 
     def drop(self) -> None:
         """Free the graphs. It must not be called afterwards."""
         super().drop()
         self._in_place.clear()
+        self._mixed = None
         self._outputs, self._blanks, self._packed = [], [], list
         self.graph = Graph(_do_nothing, [], None, [])
 
@@ -133,22 +186,48 @@ class Replays(RecordedAnswers):
         results: list[torch.Tensor],
         record: Recorder,
     ) -> Recorded | None:
-        """Record addresses that come a second time, and return the replay. The first time they are only remembered."""
+        """Record addresses that come a second time, and return the replay. The first time they are only remembered.
+
+        At the end, a graph is recorded for the inputs that stayed where they are, if there are any.
+        """
         self._settling -= 1
-        if addresses not in self._seen_addresses:
-            self._seen_addresses.add(addresses)
-            return None
-        if not all(map(_is_ordinary, tensors_of(args, kwargs))):
-            return None
+        self._stays = [
+            calls + 1 if old == new else 0
+            for calls, old, new in zip(self._stays, self._last_addresses or addresses, addresses, strict=False)
+        ]
+        self._last_addresses = addresses
+        is_new = addresses not in self._seen_addresses
+        self._seen_addresses.add(addresses)
         try:
+            if is_new or len(self._in_place) >= MAX_GRAPHS:
+                if self._settling == 0:
+                    self._record_mixed(args, kwargs, record)
+                return None
+            if not all(map(_is_ordinary, tensors_of(args, kwargs))):
+                return None
             recorded = self._in_place[addresses] = record(args, kwargs, None if self.borrow else results)
         except Exception as error:  # after any error the graph that copies answers
             logger.debug("torchwise: a call is replayed with copies, as recording it in place failed", exc_info=error)
             self._settling = 0
             return None
-        if len(self._in_place) >= MAX_GRAPHS:
-            self._settling = 0
         return recorded
+
+    def _record_mixed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], record: Recorder) -> None:
+        given = tensors_of(args, kwargs)
+        steady = [place for place, calls in enumerate(self._stays) if calls >= STEADY_CALLS]
+        if not steady or not all(map(_is_ordinary, given)):
+            return
+        inputs = [given[place] if place in steady else copy for place, copy in enumerate(self.graph.inputs)]
+        following = iter(inputs)
+        args, kwargs = pytree.map_tensors(lambda _: next(following), (args, dict(kwargs)))
+        self._mixed = MixedGraph(record(args, kwargs, None), inputs, steady, self.written)
+
+
+def _count_writes(inputs: Sequence[torch.Tensor], written: Iterable[int]) -> None:
+    """Count a write to each of the tensors, as PyTorch does. Those of inference mode have no counter."""
+    counted = [tensor for position in written if not (tensor := inputs[position]).is_inference()]
+    if counted:
+        torch.autograd.graph.increment_version(counted)
 
 
 def _do_nothing() -> None:
@@ -184,6 +263,8 @@ def _with(outputs: Any, following: Iterator[torch.Tensor]) -> Any:
     kind = type(outputs)
     if kind is torch.Tensor:
         return next(following)
+    if kind in PLAIN:
+        return outputs
     if kind is tuple or kind is list:
         return kind([_with(output, following) for output in outputs])
     return pytree.map_tensors(lambda _: next(following), outputs)

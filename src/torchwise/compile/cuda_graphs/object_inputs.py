@@ -14,139 +14,23 @@ with objects that share parts runs as it is, too: what it writes to one, it may 
 from __future__ import annotations
 
 import contextlib
-import enum
 import itertools
 import threading
-import types
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from torchwise._torch.pytree import tree_flatten, tree_unflatten
 from torchwise.compile.cuda_graphs import CudaGraph
-from torchwise.compile.signature import is_plain, plain_key
+from torchwise.compile.cuda_graphs.object_contents import STANDS_FOR, ObjectContents, Place
+from torchwise.compile.recognizer import make_recognizer
+from torchwise.compile.signature import is_equal, is_plain
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
 from torchwise.workload.module_state import State
-
-Place = tuple[Any, Any]
-"""A dict or a list, and a key of it."""
-
-_CODE = (type, torch.nn.Module)
-_SEALED = (tuple, set, frozenset, deque)
-"""Types whose items a graph cannot replace."""
-_MISSING = object()
-_STANDS_FOR = "\0an object of type "
-"""Prefix of the string that replaces an object in the arguments."""
-
-
-class ObjectContents:
-    """The places of tensors and values in an object with its present structure.
-
-    Attributes:
-        form: the structure as text. Objects of one form have the same names and types in the same order.
-        parts: the ids of the object and of the objects in it.
-        leads_back: whether the object is reached from what it holds, which would keep it alive.
-
-    Raises:
-        UnsupportedError: it holds a value that cannot be compared or replaced, such as a tensor in a tuple.
-    """
-
-    def __init__(self, thing: Any, path: str) -> None:
-        self.tensors: list[Place] = []
-        self.paths: list[str] = []
-        self.leads_back = False
-        self._values: list[tuple[Any, Any, Any]] = []
-        self._sizes: list[tuple[Any, int]] = []
-        self._parts: list[tuple[Any, Any, Any]] = []
-        self._names: list[str] = []
-        pending, paths = [(path, thing)], dict[int, str]()
-        while pending:
-            part_path, part = pending.pop()
-            self._names.append(f"{part_path} {type(part).__qualname__} {id(type(part))}")
-            if id(part) in paths:
-                self._names.append(f"is {paths[id(part)]}")
-                self.leads_back |= part is thing
-            else:
-                paths[id(part)] = part_path
-                pending += self._scan_object(part_path, part, thing)
-        self.form, self.parts = "\n".join(self._names), frozenset(paths)
-
-    def is_current(self) -> bool:
-        """Whether every container is the one of before, with as many items, and tensors and values where they were."""
-        return (
-            all(len(holder) == size for holder, size in self._sizes)
-            and all(_get(holder, key) is part for holder, key, part in self._parts)
-            and all(isinstance(_get(holder, key), torch.Tensor) for holder, key in self.tensors)
-            and all((now := _get(h, key)) is value or _key(now) is not None for h, key, value in self._values)
-        )
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the object has places for tensors, and at most numbers in tensors yet, such as a length of 0."""
-        has_places = any(size == 0 for _, size in self._sizes) or any(h[k] is None for h, k, _ in self._values)
-        return has_places and all(tensor.numel() <= 1 for tensor in self.now())
-
-    def values(self) -> tuple[Any, ...]:
-        """Return the object's values other than tensors, to compare."""
-        return tuple(_key(holder[key]) for holder, key, _ in self._values)
-
-    def now(self) -> list[torch.Tensor]:
-        """Return the present tensors of the object."""
-        return [holder[key] for holder, key in self.tensors]
-
-    def _scan_object(self, path: str, thing: Any, root: Any) -> list[tuple[str, Any]]:
-        holders: list[tuple[str, Any]] = [("item", thing)] if isinstance(thing, (dict, list)) else []
-        attributes = getattr(thing, "__dict__", None)
-        if isinstance(thing, _SEALED) or (attributes is None and not holders) or _has_slots(type(thing)):
-            raise UnsupportedError(f"{path} is of type {type(thing).__name__}, whose contents a graph cannot replace")
-        if attributes or not holders:
-            holders.append(("attribute", attributes))
-        further = []
-        for kind, holder in holders:
-            self._sizes.append((holder, len(holder)))
-            for key, value in holder.items() if isinstance(holder, dict) else enumerate(holder):
-                name = f"{path}[{key!r}]" if kind == "item" else f"{path}.{key}"
-                if isinstance(value, torch.Tensor):
-                    self.tensors.append((holder, key))
-                    self.paths.append(name)
-                    self._names.append(f"tensor {name}")
-                elif _key(value) is not None:
-                    self._values.append((holder, key, value))
-                    self._names.append(f"value {name}")
-                    self.leads_back |= getattr(value, "__self__", None) is root  # a method
-                else:
-                    self._parts.append((holder, key, value))
-                    further.append((name, value))
-        return further
-
-
-def _has_slots(kind: type) -> bool:
-    """Whether objects of a type hold contents outside their `__dict__`. The types of Python itself are known."""
-    return any(
-        isinstance(member, types.MemberDescriptorType)
-        for base in kind.__mro__
-        if base.__module__ not in ("builtins", "collections", "types")
-        for member in vars(base).values()
-    )
-
-
-def _get(holder: Any, key: Any) -> Any:
-    return holder.get(key, _MISSING) if isinstance(holder, dict) else holder[key]
-
-
-def _key(value: Any) -> Any:
-    """Return the key by which a value is compared, or None for a value whose contents must be compared."""
-    if is_plain(value):
-        return plain_key(value) if type(value) in pytree.PLAIN else value
-    if isinstance(value, (*_CODE, enum.Enum)) or callable(value):
-        return ("object", id(value))
-    if isinstance(value, tuple) and all(is_plain(item) for item in value):
-        return ("tuple", value)
-    return None
 
 
 @dataclass(slots=True)
@@ -159,6 +43,52 @@ class _Object:
 
 class _Returned(int):
     """Stands for the object of a number among the inputs where a call returns it, as a leaf that holds nothing."""
+
+
+class _Here:
+    """Stands for the next tensor in a form."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The containers of a call's outputs. Replays give tensors alone, as walking through trees takes them longer.
+
+    Attributes:
+        tree: the outputs, with `_Here` in place of each tensor, and `_Returned` in place of each object.
+        leaves: the leaves of the tree.
+        spec: PyTorch's description of its containers, or None if it does not know all of them.
+        moved: the places in objects to which the call assigns other tensors.
+    """
+
+    tree: Any
+    leaves: list[Any]
+    spec: Any
+    moved: list[int]
+
+    @classmethod
+    def of(cls, outputs: Any, moved: list[int]) -> _Form:
+        tree = pytree.map_tensors(lambda _: _Here, outputs)
+        leaves, spec = tree_flatten(tree)
+        return cls(tree, leaves, spec if all(map(pytree.is_leaf, leaves)) else None, moved)
+
+    def is_like(self, other: _Form) -> bool:
+        """Whether outputs of both are made alike."""
+        if self.spec is None or self.spec != other.spec or self.moved != other.moved:
+            return False
+        return all(a is b or is_equal(a, b) for a, b in zip(self.leaves, other.leaves, strict=True))
+
+    def fill(self, tensors: list[torch.Tensor], objects: list[_Object]) -> Any:
+        """Return outputs of this form, with these tensors and objects."""
+        following = iter(tensors)
+
+        def fill_leaf(leaf: Any) -> Any:
+            if leaf is _Here:
+                return next(following)
+            return objects[leaf].thing if type(leaf) is _Returned else leaf
+
+        if self.spec is None:
+            return pytree.map_leaves(fill_leaf, self.tree)
+        return tree_unflatten([fill_leaf(leaf) for leaf in self.leaves], self.spec)
 
 
 class WithObjects:
@@ -177,6 +107,7 @@ class WithObjects:
         self._captured = capture(self._functional)
         self._known: dict[int, tuple[weakref.ref[Any], ObjectContents]] = {}
         self._objects: list[_Object] = []
+        self._forms: list[_Form] = []
         self._never_filled: set[type] = set()
         self._lock = threading.RLock()
         self.close = self._captured.close
@@ -184,26 +115,34 @@ class WithObjects:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the call does, by replay."""
         objects: list[_Object] = []
-        flat_args, flat_kwargs = self._flat((args, kwargs), objects)
+        flat = self._flat((args, kwargs), objects)
         if not objects:
             return self._captured(*args, **kwargs)
         if _share_parts(objects):
             return self._call(*args, **kwargs)
         if any(one.contents.is_empty and type(one.thing) not in self._never_filled for one in objects):
             return self._fill_objects(objects, args, kwargs)
-        tensors = [one.contents.now() for one in objects]
+        return self._answer(self._captured, objects, _list_tensors(objects), *flat)
+
+    def _answer(
+        self,
+        captured: Callable[..., Any],
+        objects: list[_Object],
+        tensors: list[list[torch.Tensor]],
+        flat_args: tuple[Any, ...],
+        flat_kwargs: dict[str, Any],
+    ) -> Any:
         with self._lock:
             outer, self._objects = self._objects, objects  # those of a call around this one, if the model calls itself
             try:
-                outputs, moved, returns_objects = self._captured(tensors, *flat_args, **flat_kwargs)
-                for place, tensor in moved.items():
-                    holder, key = _place(objects, place)
-                    holder[key] = tensor.clone() if self._borrow else tensor
+                outputs, moved, number = captured(tensors, *flat_args, **flat_kwargs)
+                form = self._forms[number]
+                for place, tensor in zip(form.moved, moved, strict=True):
+                    contents, own = _find_place(objects, place)
+                    contents.assign(own, tensor.clone() if self._borrow else tensor)
             finally:
                 self._objects = outer
-        if not returns_objects:
-            return outputs
-        return pytree.map_leaves(lambda leaf: objects[leaf].thing if type(leaf) is _Returned else leaf, outputs)
+        return form.fill(outputs, objects)
 
     def _fill_objects(self, objects: list[_Object], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Answer by the call as it is, and learn which objects stay empty, such as settings without a tensor."""
@@ -214,10 +153,30 @@ class WithObjects:
         return answer
 
     def get_bypass(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-        """Return a faster callable for calls of this signature."""
+        """Return a faster callable for calls of this signature, valid while gradients and autocast are disabled."""
         objects: list[_Object] = []
-        self._flat((args, dict(kwargs)), objects)
-        return self if objects else self._captured.get_bypass(args, kwargs)
+        flat_args, flat_kwargs = self._flat((args, dict(kwargs)), objects)
+        if not objects:
+            return self._captured.get_bypass(args, kwargs)
+        if len(objects) > 1:  # which may share parts, or one of them may be empty
+            return self
+        known = (_list_tensors(objects), *flat_args)
+        try:
+            recognize = make_recognizer(known, flat_kwargs)
+        except UnsupportedError:
+            return self
+        replay = self._captured.get_bypass(known, flat_kwargs)
+
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            objects: list[_Object] = []
+            flat_args, flat_kwargs = self._flat((args, kwargs), objects)
+            tensors = _list_tensors(objects)
+            # The text in place of the object tells that it is not empty.
+            if not recognize((tensors, *flat_args), flat_kwargs):
+                return self(*args, **kwargs)
+            return self._answer(replay, objects, tensors, flat_args, flat_kwargs)
+
+        return answer
 
     def _flat(self, tree: Any, objects: list[_Object]) -> Any:
         """Replace objects by strings with the form of each, and its values other than tensors."""
@@ -231,7 +190,7 @@ class WithObjects:
         if not pytree.is_leaf(tree) or isinstance(tree, torch.Tensor) or is_plain(tree):
             return tree
         objects.append(_Object(tree, self._inspect_object(tree)))
-        return f"{_STANDS_FOR}{objects[-1].contents.form} {objects[-1].contents.values()}"
+        return objects[-1].contents.text
 
     def _inspect_object(self, thing: Any) -> ObjectContents:
         """Return the contents of an object, which are kept while its structure stays the same."""
@@ -277,7 +236,20 @@ class WithObjects:
         returned = [leaf for _, leaf in pytree.list_named_leaves(outputs) if id(leaf) in numbers]
         if returned:
             outputs = pytree.map_leaves(lambda leaf: numbers.get(id(leaf), leaf), outputs)
-        return outputs, {place: new for place, (old, new) in enumerate(pairs) if new is not old}, bool(returned)
+        moved = [place for place, (old, new) in enumerate(pairs) if new is not old]
+        form = self._keep_form(_Form.of(outputs, moved))
+        return pytree.tensors(outputs), [pairs[place][1] for place in moved], form
+
+    def _keep_form(self, form: _Form) -> int:
+        """Return the number of a form, which is new for the first call of its kind."""
+        number = next((at for at, known in enumerate(self._forms) if known.is_like(form)), len(self._forms))
+        if number == len(self._forms):
+            self._forms.append(form)
+        return number
+
+
+def _list_tensors(objects: list[_Object]) -> list[list[torch.Tensor]]:
+    return [one.contents.now() for one in objects]
 
 
 def _share_parts(objects: list[_Object]) -> bool:
@@ -311,8 +283,12 @@ def _assign_tensors(objects: list[_Object], tensors: list[list[torch.Tensor]]) -
             holder[key] = tensor
 
 
-def _place(objects: list[_Object], number: int) -> Place:
-    return [place for one in objects for place in one.contents.tensors][number]
+def _find_place(objects: list[_Object], number: int) -> tuple[ObjectContents, Place]:
+    for one in objects:
+        if number < len(one.contents.tensors):
+            return one.contents, one.contents.tensors[number]
+        number -= len(one.contents.tensors)
+    raise IndexError("a place of a tensor that no object has")
 
 
 def _full(tree: Any, objects: list[_Object]) -> Any:
@@ -325,6 +301,6 @@ def _full(tree: Any, objects: list[_Object]) -> Any:
             return kind([fill(item) for item in tree])
         if kind is dict:
             return {key: fill(item) for key, item in tree.items()}
-        return next(remaining).thing if isinstance(tree, str) and tree.startswith(_STANDS_FOR) else tree
+        return next(remaining).thing if isinstance(tree, str) and tree.startswith(STANDS_FOR) else tree
 
     return fill(tree)
