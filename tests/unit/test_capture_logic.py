@@ -21,6 +21,7 @@ from torchwise.compile.cuda_graphs.call_graph import CapturedCall
 from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
 from torchwise.compile.cuda_graphs.graph_pool import GraphPool
 from torchwise.compile.cuda_graphs.in_place_replay import MAX_GRAPHS, SETTLING_CALLS, Replays
+from torchwise.compile.cuda_graphs.object_inputs import WithObjects
 from torchwise.compile.cuda_graphs.recorded_graph import Graph
 from torchwise.compile.recompiles import RecompileLimitError, Recompiles
 from torchwise.errors import UnsupportedError
@@ -785,3 +786,38 @@ def test_views_of_one_memory_that_are_apart_are_replayed(machine: Machine) -> No
     assert machine.recorded == 1
     assert torch.equal(captured(memory[:3], memory[2:3], token), torch.full((3,), 6.0) + torch.tensor([0, 0, 12.0]))
     assert machine.recorded == 2, "one of two that overlap is recorded, and never replayed"
+
+
+class Counts:
+    """A cache with a factor, which a call reads in Python."""
+
+    def __init__(self) -> None:
+        self.total, self.factor = torch.zeros(3), 2.0
+
+
+def count(x: torch.Tensor, counts: Counts) -> dict[str, Any]:
+    counts.total.add_(x * counts.factor)
+    return {"total": counts.total + 0, "counts": counts}
+
+
+@pytest.mark.usefixtures("checks")
+def test_the_fast_path_of_a_call_with_an_object_replays_no_graph_of_another_kind_of_call(machine: Machine) -> None:
+    captured = WithObjects(count, lambda call: CapturedCall(call, None, device="cuda", mode="inference"))
+    ours, right = Counts(), Counts()
+    captured(torch.ones(3), ours)
+    count(torch.ones(3), right)
+    quick = captured.get_bypass((torch.ones(3), ours), {})
+    inputs = [torch.full((3,), float(number)) for number in range(3 * SETTLING_CALLS)]
+    for number, x in enumerate(inputs):
+        if number in (5, 2 * SETTLING_CALLS + 9):
+            ours.factor = right.factor = float(number)
+        if number == SETTLING_CALLS + 12:  # another conversation
+            ours, right = Counts(), Counts()
+            ours.factor = right.factor = 5.0
+        answer = quick(x, ours)
+        assert torch.equal(answer["total"], count(x, right)["total"])
+        assert torch.equal(ours.total, right.total)
+        assert answer["counts"] is ours
+    assert torch.equal(quick(torch.ones(1), ours)["total"], count(torch.ones(1), right)["total"])
+    assert machine.recorded == 4, "for each factor, and for another shape"
+    assert machine.in_place == 1, "the cache stays where it is"
