@@ -21,7 +21,8 @@ from torchwise.plan.workload_spec import DEFAULT_CALLS
 from torchwise.records import Check, Failure, FailureKind, Outcome, Trial, TrialState, Verdict
 from torchwise.study.decision import decide
 from torchwise.study.history import BESIDE_S, ORDER, PER_OPERATOR_S, PLAIN_COMPILE_S, History
-from torchwise.study.samplers import HOPE, ListedSampler, Proposal, Sampler, StagedSampler, _format_estimate
+from torchwise.study.option import HOPE, format_estimate
+from torchwise.study.samplers import ListedSampler, Proposal, Sampler, StagedSampler
 
 AUTOTUNED = Plan(backend="inductor", mode="max-autotune-no-cudagraphs")
 REGIONAL = Plan(backend="inductor", scope="regional")
@@ -420,7 +421,7 @@ def test_a_gap_that_was_not_measured_is_counted_on_by_half() -> None:
 
 
 def test_figures_of_what_is_not_tried_are_readable_however_small_or_large() -> None:
-    said = [_format_estimate(seconds) for seconds in (0.0, 0.004721, 0.6, 12.0, 999.4, 12345.0, -3.0)]
+    said = [format_estimate(seconds) for seconds in (0.0, 0.004721, 0.6, 12.0, 999.4, 12345.0, -3.0)]
     assert said == ["0 s", "4.72 ms", "0.6 s", "12 s", "999 s", "3 h 26 min", "-3 s"]
 
 

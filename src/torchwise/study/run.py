@@ -37,6 +37,7 @@ from torchwise.store import LeaseOwner, Storage, StudyKey
 from torchwise.study.batch_search import search_batch
 from torchwise.study.caches import Caches, keep_heartbeat
 from torchwise.study.decision import decide
+from torchwise.study.gain_model import GainModel, read_past
 from torchwise.study.hints import list_hints
 from torchwise.study.history import History, has_ended_early, keep_known
 from torchwise.study.pairwise import front, next_cold, next_duel, next_repeat, prune_below
@@ -391,7 +392,8 @@ class _Loop:
         space = PlanSpace(
             request.workload.device, request.workload.mode, inspection.traits, request.allow, request.effort
         )
-        return StagedSampler(space, list_hints(request, inspection, self.storage, self.here, self.listener))
+        hints = list_hints(request, inspection, self.storage, self.here, self.listener)
+        return StagedSampler(space, hints, GainModel(read_past(self.storage, request.workload, inspection)))
 
 
 def _seconds_per_call(trial: Trial) -> float | None:

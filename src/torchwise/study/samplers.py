@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -21,18 +21,12 @@ from torchwise.plan.choice import ANY, load_choices
 from torchwise.plan.effort import EFFORTS, MOST
 from torchwise.plan.rules import iter_changes
 from torchwise.plan.space import choices_of, complexity_of
-from torchwise.plan.workload_spec import DEFAULT_CALLS
 from torchwise.records import Failure, Trial
 from torchwise.records import format as show
-from torchwise.study.history import History, code_of, judged_by_user, lays_out_by_itself, takes_a_trial
+from torchwise.study.gain_model import GainModel, Kin
+from torchwise.study.history import BESIDE_S, History, code_of, judged_by_user, lays_out_by_itself, takes_a_trial
+from torchwise.study.option import Option
 
-MIN_GAIN = 0.02
-"""A choice that could at best save less than this share of the leader's time is not tried: noise would decide."""
-HOPE = 0.5
-"""Expected saving of a choice as a share of its bound: on the reference workloads few saved more.
-
-Its compiling and its trial must be paid from that, or the search would cost more than it finds.
-"""
 PATIENCE = 2.0
 """Multiple of its predicted time that a trial may always take, with any rest of the budget."""
 LOST = 0.95
@@ -46,14 +40,6 @@ MAX_REFUSAL = 160
 """Maximum characters of a refusal that is told once for several plans."""
 QUICK = 0.1
 """Share of a trial below which its compile does not count in the order of trials."""
-_PARTS = {
-    "all": "the whole call",
-    "gemm": "matrix products and convolutions",
-    "conv": "convolutions",
-    "attention": "fused attention",
-    "launch": "the gaps between kernels",
-    "memory": "memory alone",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,78 +98,19 @@ class ListedSampler:
         return []
 
 
-@dataclass(frozen=True, slots=True)
-class _Option:
-    """One plan that could be tried: its base, its choice, its possible saving and its cost."""
-
-    plan: Plan
-    base: Plan
-    choice: Choice
-    gain_s: float  # per call, over the leader, at the very best
-    overhead_s: float  # of compiling, over all restarts
-    trial_s: float  # of trying it
-
-    @property
-    def is_replacement(self) -> bool:
-        """Whether it takes the place of another value that the base has. All numbers of threads come at once."""
-        field = self.choice.field
-        return field not in ("transforms", "options", "threads") and getattr(self.base, field) != getattr(EAGER, field)
-
-    def problem(self, history: History) -> str | None:
-        """Return why it is not worth trying, or None if its possible saving pays for compiling and for the trial."""
-        leader = history.incumbent()
-        if late := history.ran_out(self.plan):
-            return f"compiling it takes longer than {_format_estimate(late.seconds)}, as {late.plan} showed"
-        short = self.choice.target_cost == "memory" and not history.eager_fits_memory
-        # Bounds are of time, and tell nothing of memory, or of a property that eager lacks.
-        if history.workload.objective == "memory" or short or history.eager_lack:
-            return (
-                None if self.overhead_s < history.economics.baseline_cost else "compiling takes longer than all calls"
-            )
-        if self.choice.target_cost == "compile":
-            saved = history.overhead_of(self.base) - self.overhead_s
-            if saved < max(MIN_GAIN * history.cost_of(leader), self.trial_s) or self.base != leader:
-                most = _format_estimate(max(saved, 0))
-                return f"it could save at most {most} of compiling; its trial takes {_format_estimate(self.trial_s)}"
-            return None
-        leader_s = history.seconds_of(leader)
-        if self.gain_s < MIN_GAIN * leader_s:
-            gain = max(self.gain_s, 0.0) / leader_s
-            return (
-                f"it acts on {_PARTS[self.choice.target_cost]}, and could save at most {gain:.1%} of the leader's time"
-            )
-        closes = self.choice.target_cost == "launch" and self.choice.field != "options"  # a graph closes measured gaps
-        hope = 1.0 if closes else HOPE
-        saved = hope * self.gain_s * history.workload.calls
-        extra_s = self.overhead_s - history.overhead_of(leader)  # the leader need not be compiled then
-        # The search has a budget of its own. Calls that nobody stated are no reason to end it before.
-        trial_s = self.trial_s if history.workload.calls != DEFAULT_CALLS else 0.0
-        if saved < extra_s + trial_s:
-            calls = f"{history.workload.calls:,} calls"
-            would = f"it would save about {_format_estimate(saved)} over {calls}, which is less than "
-            trial = f"{_format_estimate(trial_s)} for the trial"
-            if extra_s <= 0:  # it compiles in less time than the leader, by less than its trial takes
-                return f"{would}{trial}"
-            return f"{would}{_format_estimate(extra_s)} of extra compile time{f' plus {trial}' if trial_s else ''}"
-        return None
-
-
-def _format_estimate(seconds: float) -> str:
-    """Return an estimate in words, without digits that it does not have, and without an exponent."""
-    return f"{seconds:.3g} s" if 0.1 <= abs(seconds) < 999.5 else show.seconds(seconds)
-
-
 class StagedSampler:
     """The default sampler. See `Sampler`.
 
     Args:
         hints: plans that were decided for before, on another machine or for an earlier version of the model. They are
             tried first, and never trusted.
+        gains: gives the order from past studies. Where it has none, plans with quick compiles come first.
     """
 
-    def __init__(self, space: PlanSpace, hints: Sequence[Proposal] = ()) -> None:
+    def __init__(self, space: PlanSpace, hints: Sequence[Proposal] = (), gains: GainModel | None = None) -> None:
         self._space = space
         self._hints = tuple(hints)
+        self._gains = gains or GainModel()
 
     def ask(self, history: History) -> Proposal | None:
         """Return the most promising affordable plan that was not tried, or None."""
@@ -196,31 +123,43 @@ class StagedSampler:
         worth = [option for option in self._options(history) if option.problem(history) is None]
         if not worth:
             return None
-        # Plans that can end in time come first, and then plans that build on the leader: variants of plans that trail
-        # would use up the trials. While eager leads, the quickest compiled plan counts as a leader, too. What such a
-        # plan lacks adds to its gains, and so comes before another value of what it has. Quick compiles come first.
-        leader, foundation = history.incumbent(), history.foundation()
-        waits = Trait.CONTENDED_CORES in history.traits
-        first = (leader, foundation, history.fastest_compiled()) if leader == EAGER else (leader,)
-        best = min(
-            worth,
-            key=lambda o: (
-                o.trial_s > history.left_s,
-                o.base not in first,
-                waits and o.overhead_s > 0 and o.plan.threads != foundation.threads,
-                o.is_replacement,
-                # A compile that is short beside the rest of its trial is as good as none.
-                o.overhead_s if o.overhead_s > QUICK * o.trial_s else 0.0,
-                -o.gain_s,
-                complexity_of(o.plan),
-                o.plan.id,
-            ),
-        )
+        best = min(worth, key=self._order(history))
         reason, limit_s = f"{best.choice.summary}; on {best.base}", _limit_s(best, worth, history)
         if best.choice.target_cost == "compile":
             return Proposal(best.plan, reason, limit_s)
         bound = best.gain_s / history.seconds_of(history.incumbent())
         return Proposal(best.plan, f"{reason} it could save up to {min(bound, 1):.0%}", limit_s)
+
+    def _order(self, history: History) -> Callable[[Option], tuple[Any, ...]]:
+        """Return the key by which the options are sorted, the next one first.
+
+        Plans that can end in time come first. Of these, the plan that past studies expect to save most for each second
+        of its trial is next. Without such studies it is a plan that builds on the leader, as variants of plans that
+        trail would use up the trials. While eager leads, the quickest compiled plan counts as a leader, too. What such
+        a plan lacks adds to its gains, and so comes before another value of what it has. Quick compiles come first.
+        """
+        leader, foundation = history.incumbent(), history.foundation()
+        waits = Trait.CONTENDED_CORES in history.traits
+        first = (leader, foundation, history.fastest_compiled()) if leader == EAGER else (leader,)
+        # Past studies tell of time alone.
+        is_about_time = history.workload.objective != "memory" and history.eager_fits_memory and not history.eager_lack
+        kin = self._gains.weigh_past(history) if is_about_time else Kin()
+
+        def is_late(o: Option) -> bool:  # code for a number of threads that is not the best for eager
+            return waits and o.overhead_s > 0 and o.plan.threads != foundation.threads
+
+        return lambda o: (
+            o.trial_s > history.left_s,
+            (is_late(o), -o.expect_saving_s(history, kin) / max(o.trial_s, BESIDE_S)) if kin else (),
+            o.base not in first,
+            is_late(o),
+            o.is_replacement,
+            # A compile that is short beside the rest of its trial is as good as none.
+            o.overhead_s if o.overhead_s > QUICK * o.trial_s else 0.0,
+            -o.gain_s,
+            complexity_of(o.plan),
+            o.plan.id,
+        )
 
     def list_worthwhile(self, history: History) -> list[Plan]:
         """List the options that could pay, and at most as many as the effort still allows."""
@@ -276,7 +215,7 @@ class StagedSampler:
         reasons = {_name(choice): widest.bars(choice) or self._space.excludes(choice) for choice in choices}
         return [f"{name}: {reason}" for name, reason in reasons.items() if reason]
 
-    def _options(self, history: History) -> Iterator[_Option]:
+    def _options(self, history: History) -> Iterator[Option]:
         leader = history.incumbent()
         bases = dict.fromkeys([leader, history.foundation(), *history.list_fastest_compiled(), EAGER])
         space = replace(self._space, traits=self._space.traits | history.traits)
@@ -296,7 +235,7 @@ class StagedSampler:
                 best_s = history.seconds_of(base) - self._bound_s(history, base, choice)
                 gain_s = history.seconds_of(leader) - best_s
                 overhead_s = history.predict_overhead_s(plan)
-                yield _Option(plan, base, choice, gain_s, overhead_s, history.predict_trial_s(plan))
+                yield Option(plan, base, choice, gain_s, overhead_s, history.predict_trial_s(plan))
 
     @staticmethod
     def _bound_s(history: History, base: Plan, choice: Choice) -> float:
@@ -333,7 +272,7 @@ class StagedSampler:
         return False
 
 
-def _limit_s(chosen: _Option, worth: Sequence[_Option], history: History) -> float:
+def _limit_s(chosen: Option, worth: Sequence[Option], history: History) -> float:
     """Return the seconds that a trial may take so that the quickest other code can be tried in the time after it.
 
     A trial of up to twice its predicted time is not ended yet.
