@@ -56,6 +56,26 @@ def convolution() -> Made:
     return _make(nn.Sequential(nn.Conv2d(3, 5, 4, stride=4), nn.InstanceNorm2d(5, affine=True)), 2, 3, 16, 16)
 
 
+def shares() -> Made:
+    return _make(Calls(lambda layer, x: layer(x).softmax(-1).log(), nn.Linear(8, 8)), 4, 8)
+
+
+def convolved() -> Made:
+    def convolve(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        size = 11  # of 8 + 4 - 1
+        return torch.fft.irfft(torch.fft.rfft(layer(x), size) * torch.fft.rfft(x[:, :4], size), size)
+
+    return _make(Calls(convolve, nn.Linear(8, 8)), 3, 8)
+
+
+def distances() -> Made:
+    def measure(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        points = layer(x)
+        return (points[:, None] - x[None]).square().sum(-1)
+
+    return _make(Calls(measure, nn.Linear(8, 8)), 6, 8)
+
+
 def gelu() -> Made:
     return _make(nn.Sequential(nn.Linear(8, 8), nn.GELU()), 4, 8)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torchwise._torch.private_name import PrivateName
 
-DEFINING_MODULES = ("torch._C._nn", "torch._tensor")
+DEFINING_MODULES = ("torch._C._nn", "torch._C._fft", "torch._C._linalg", "torch._tensor")
 """Private modules that define functions with public names, as a function's `__module__` has them."""
 OVERLOAD = PrivateName("torch._ops", "OpOverload")
 OVERLOAD_PACKET = PrivateName("torch._ops", "OpOverloadPacket")

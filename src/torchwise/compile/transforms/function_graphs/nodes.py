@@ -195,6 +195,12 @@ _REMOVABLE |= {
     "expand",
     "repeat_interleave",
     "log",
+    "norm",
+    "linalg_norm",
+    "linalg_vector_norm",
+    "vector_norm",
+    "pow",
+    "square",
     "mT",
     *_VIEWS,
 }
