@@ -15,6 +15,7 @@ import torch
 from torchwise import environment
 from torchwise._torch.autotuning import tell_candidates
 from torchwise.compile import compile_plan
+from torchwise.compile.programs.region_map import tell_regions
 from torchwise.compile.transforms.isolate_rnn import has_rnn
 from torchwise.compile.transforms.static_form import has_static_form
 from torchwise.diagnose import findings, kernels
@@ -34,6 +35,7 @@ from torchwise.records.compile_events import CompileEvents, UncompiledKind
 from torchwise.records.explanation import (
     AutotunedOperator,
     Basis,
+    Box,
     Candidate,
     Capturable,
     Execution,
@@ -69,7 +71,8 @@ def explain_target(inquiry: Inquiry, stage: Callable[[str], None]) -> Generator[
     with harness.gradients():
         stage("compile")
         autotuned: list[AutotunedOperator] = []
-        with tell_candidates(functools.partial(_note_candidates, autotuned)):
+        regions: list[tuple[Box, ...]] = []
+        with tell_candidates(functools.partial(_note_candidates, autotuned)), tell_regions(regions.append):
             run, trace = _compile(inquiry, harness)
         compile_s = time.perf_counter() - started
         stage("try the suggested code")
@@ -86,6 +89,7 @@ def explain_target(inquiry: Inquiry, stage: Callable[[str], None]) -> Generator[
             created_at=created_at,
             limits=limits,
             autotuned=tuple(autotuned),
+            regions=tuple(regions),
             trust=judge_measurement(measurement),
         )
 

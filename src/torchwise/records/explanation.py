@@ -152,6 +152,25 @@ class AutotunedOperator:
 
 
 @dataclass(frozen=True, slots=True)
+class Box:
+    """Operators of a graph that row programs run as one function, or one operator that runs alone.
+
+    Attributes:
+        operators: their names, in order.
+        is_region: whether they are one function.
+        reads: number of tensors that they read.
+        writes: number of tensors that others read of them.
+        reasons: what stopped a region from growing, or why the operator runs alone.
+    """
+
+    operators: tuple[str, ...]
+    is_region: bool
+    reads: Count
+    writes: Count
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """The most that this hardware can do: bytes per second, and FLOPs per second in the call's own dtype."""
 
@@ -241,6 +260,7 @@ class Explanation(Document):
         limits: the hardware's peaks, for the kernels' roofline share, or None in records of earlier versions.
         autotuned: the operators for which the compiler timed candidates, in the order of compilation.
         trust: how far the times can be trusted, or None in records of earlier versions, until `settled` adds it.
+        regions: for each graph that row programs compiled, its boxes in the order in which they run.
     """
 
     workload: WorkloadSpec
@@ -260,6 +280,7 @@ class Explanation(Document):
     limits: Limits | None = None
     autotuned: tuple[AutotunedOperator, ...] = ()
     trust: Trust | None = None
+    regions: tuple[tuple[Box, ...], ...] = ()
     schema: str = field(default=SCHEMA)
 
     def __repr__(self) -> str:

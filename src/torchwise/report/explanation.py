@@ -23,6 +23,7 @@ from torchwise.records.saving import UNMEASURED, describe_saving
 from torchwise.report import document as doc
 from torchwise.report.facts import command_line, environment_section, is_live, name_report, place, when
 from torchwise.report.html import Theme, render_page, render_part
+from torchwise.report.region_boxes import list_sections
 from torchwise.report.terminal import render_terminal
 
 MAX_KERNELS = 12
@@ -97,6 +98,7 @@ def _explanation_document(
             *doc.plot_section(plots),
             doc.Section("Stages", (_stage_table(explanation.stages), *_name_artifacts(explanation))),
             doc.Section("Kernels of one call", (_kernel_table(explanation.kernels), *map(doc.Text, sentences))),
+            *list_sections(explanation.regions),
             *_autotuned_section(explanation.autotuned),
             *doc.list_section("Notes", explanation.notes),
             doc.Section("Next", (doc.Commands(tuple(next_steps(explanation, store))),)),

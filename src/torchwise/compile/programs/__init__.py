@@ -22,6 +22,7 @@ from torchwise.compile.programs.build import load_module
 from torchwise.compile.programs.complex_numbers import join_complex, split_complex
 from torchwise.compile.programs.gpu.target import GpuTarget
 from torchwise.compile.programs.noise import draw_inside, free_noise
+from torchwise.compile.programs.region_map import announce
 from torchwise.compile.programs.regions import CpuTarget, Region, Target, find_regions, tell_refusals
 from torchwise.compile.programs.source import write_source
 from torchwise.errors import UnsupportedError, first_line, format_error
@@ -114,6 +115,7 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any], *, draws: 
             draw_inside(module.graph)
         _allow_strides(module.graph)
         regions, levels, refused = find_regions(module.graph, target)
+        announce(module.graph, regions, levels, refused)
         _check_gain(regions, refused)
         kept = [region for region in regions if region.number_of_operators >= LEAST_OPERATORS]
         call = _replace(original, module, kept, levels, _make_maker(target, kept))

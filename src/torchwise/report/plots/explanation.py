@@ -26,6 +26,7 @@ from torchwise.report.plots.drawing import (
     name_strips,
     scale_time,
 )
+from torchwise.report.plots.regions import regions_plot
 from torchwise.report.plots.study import scale_samples
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def plots(explanation: Explanation) -> list[Plot]:
     found = (
         roofline_plot(explanation.kernels, explanation.limits),
         timeline_plot(explanation.stages),
+        regions_plot(explanation.regions),
         _latency(explanation),
     )
     return [plot for plot in found if plot]
