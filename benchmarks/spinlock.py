@@ -79,7 +79,8 @@ def main() -> int:
     except TorchwiseError as error:
         print(f"no larger batch: {error}")
         return 1
-    best, said = describe_batches(fit, size / study.record.eager.baseline_time.mid)
+    speedup = study.decision.speedup
+    best, said = describe_batches(fit, size, speedup.mid if speedup else 1.0)
     save(options.out, [*lines, "", "## Larger batches", "", *said])
     return 0 if best >= options.wanted else 1
 
@@ -157,11 +158,16 @@ def prove_noise(plan: Plan, trials: Sequence[Trial]) -> Iterator[str]:
         yield "No check of its noise was made."
 
 
-def describe_batches(fit: BatchFit, eager_samples_per_s: float) -> tuple[float, list[str]]:
-    """Return the best throughput as a multiple of eager's at the given batch, and a table of all batches."""
+def describe_batches(fit: BatchFit, size: int, speedup: float) -> tuple[float, list[str]]:
+    """Return the best throughput as a multiple of eager's at the given batch, and a table of all batches.
+
+    At the given batch it is the plan's speed-up, which was paired with eager. Other batches are on its scale, as
+    eager's own time differs from process to process.
+    """
     rows, best = ["| batch | samples a second | over eager at the given batch |", "|---|---|---|"], 0.0
+    given = next((tried.samples_per_s for tried in fit.tried if tried.size == size), None)
     for tried in fit.tried:
-        factor = tried.samples_per_s / eager_samples_per_s if tried.samples_per_s else None
+        factor = speedup * tried.samples_per_s / given if tried.samples_per_s and given else None
         if factor is not None and not tried.problem:
             best = max(best, factor)
         said = tried.problem or show.count(tried.samples_per_s or 0.0)

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
@@ -31,7 +31,7 @@ from torchwise._torch import debug_logs
 from torchwise._torch.cpu_isa_cache import TimedCheck
 from torchwise.records import Failure, FailureKind, WorkerStage, codec
 from torchwise.records.trial import WAITING
-from torchwise.trial import worker
+from torchwise.trial import preload, worker
 from torchwise.trial.known_checks import add_checks, known_checks
 from torchwise.trial.worker import Assignment, MessageKind, UserError
 
@@ -114,7 +114,7 @@ class ProcessLauncher:
         with tempfile.TemporaryDirectory(prefix="torchwise-log-") as folder:
             log = Path(folder, "output")
             process = self._context.Process(target=worker.main, args=(job, sender, str(log), known_checks()))
-            has_begun = _start(process, begun + limits.end_s)
+            has_begun = _start(process, begun + limits.end_s, preload.list_imports(job))
             sender.close()
             if not has_begun:
                 receiver.close()
@@ -307,8 +307,10 @@ def _resident(pid: int | None) -> int:
     return total
 
 
-def _start(process: BaseProcess, end: float) -> bool:
+def _start(process: BaseProcess, end: float, imports: Sequence[str] = ()) -> bool:
     """Start a worker, and return whether that was done by `end`. Its server may have to load PyTorch first.
+
+    A server that does not run yet imports these modules, too.
 
     A worker that begins later finds nobody to answer to, and ends.
     """
@@ -320,7 +322,7 @@ def _start(process: BaseProcess, end: float) -> bool:
         except BaseException as error:  # raised again in the thread that waits
             errors.append(error)
 
-    with _clean_start():
+    with _clean_start(imports):
         _start_server()
         if math.isinf(end):
             process.start()
@@ -347,7 +349,7 @@ _start_lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def _clean_start() -> Iterator[None]:
+def _clean_start(imports: Sequence[str]) -> Iterator[None]:
     """Hide the user's script, and keep the workers' server from touching CUDA, while a worker starts.
 
     multiprocessing would run the script again in the worker. A script that calls `tune` without an `if __name__ ==
@@ -357,9 +359,10 @@ def _clean_start() -> Iterator[None]:
     """
     with _start_lock:
         main, nobody = sys.modules["__main__"], ModuleType("__main__")
-        before = {name: os.environ.get(name) for name in SERVER_VARIABLES}
+        variables = {**SERVER_VARIABLES, preload.VARIABLE: ",".join(imports)}
+        before = {name: os.environ.get(name) for name in variables}
         sys.modules["__main__"] = nobody
-        os.environ.update(SERVER_VARIABLES)
+        os.environ.update(variables)
         try:
             yield
         finally:

@@ -12,6 +12,7 @@ import importlib
 import signal
 
 from torchwise._torch import inductor
+from torchwise.trial.preload import import_listed
 
 NEEDED = ("torch", inductor.COMPILER_MODULE, "torchwise.trial.experiment", "torchwise.trial.inspection")
 
@@ -26,6 +27,7 @@ def load_needed() -> None:
     for name in NEEDED:
         with contextlib.suppress(ImportError):  # the worker that needs it raises it again
             importlib.import_module(name)
+    import_listed()
     gc.freeze()
     gc.enable()
 
