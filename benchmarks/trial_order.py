@@ -29,6 +29,7 @@ import torchwise
 from torchwise import environment
 from torchwise.records import format as show
 from torchwise.records.statistics import median_interval
+from torchwise.study.gain_model import read_shipped
 
 PROGRAMS = ("convnet", "mlp", "lstm", "recommender", "mobilenet_v2", "sentence_encoder", "t5_encoder", "gpt2_decode")
 ORDERS = ("learned", "by compile time")
@@ -76,7 +77,7 @@ def search(target: str, order: str, options: argparse.Namespace) -> dict[str, An
 
 def patch_order(order: str) -> Any:
     """Return a context in which searches know the shipped studies, or none."""
-    known = {"learned": lambda *_: torchwise.study.gain_model.read_shipped(), "by compile time": lambda *_: ()}
+    known = {"learned": lambda *_: read_shipped(), "by compile time": lambda *_: ()}
     return patch("torchwise.study.run.read_past", known[order])
 
 

@@ -1,4 +1,4 @@
-"""The order of trials that is learned from past studies: of what counts, for whom, and how it bears on a search."""
+"""The order of trials that is learned from past studies: their gains, their weights, and the order of a search."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from sketches import INDUCTOR, a_history, a_trial, an_inspection
 from synthetic import installed
 
 from builders import a_study
+from torchwise.errors import StorageError
 from torchwise.plan import EAGER, Numerics, Plan, PlanSpace, Trait
 from torchwise.plan.choice import find_choice, load_choices
 from torchwise.plan.workload_spec import WorkloadSpec
-from torchwise.records import Failure, FailureKind, Inspection, Trial, TrialState, WorkerStage
-from torchwise.store import open_storage
+from torchwise.records import Failure, FailureKind, Inspection, Study, Trial, TrialState, WorkerStage
+from torchwise.store import Storage, open_storage
 from torchwise.study.gain_model import (
     SPREAD,
     GainModel,
     PastStudy,
+    WeightedStudies,
     name_change,
     read_past,
     read_shipped,
@@ -41,7 +43,10 @@ OPENVINO, ONNX, FROZEN = (
 
 def a_past(traits: frozenset[Trait] = CONV, eager_s: float = 1e-2, **gains: float) -> PastStudy:
     shares = {"conv": 0.9 if Trait.CONV in traits else 0.0, "gemm": 0.9}
-    named = {name.replace("_is_", "="): gain for name, gain in gains.items()}
+    named = {
+        name.replace("options_is_freezing", "options=freezing:True").replace("_is_", "="): gain
+        for name, gain in gains.items()
+    }
     return PastStudy("cpu", "inference", tuple(sorted(traits)), shares, eager_s, {f"+{k}": v for k, v in named.items()})
 
 
@@ -134,11 +139,31 @@ def test_an_unknown_change_is_expected_to_gain_nothing_with_a_wide_spread() -> N
 
 
 def test_the_expected_saving_is_that_of_expected_improvement() -> None:
-    kin = GainModel([a_past(backend_is_openvino=0.6)]).weigh_past(a_search(an_image_net()))
-    even = kin.expect_saving_s("+backend=other", 1.0, 1.0)
+    weighted = [(1.0, a_past(backend_is_openvino=0.6))]
+    studies = WeightedStudies(weighted, {EAGER: 1.0})
+    even = studies.expect_saving_s(ONNX, 1.0)
     assert even == pytest.approx(-math.expm1(-SPREAD / math.sqrt(2 * math.pi)))  # of a normal variable about 0
-    assert kin.expect_saving_s("+backend=openvino", 1.0, 1.0) > even
-    assert 0 < kin.expect_saving_s("+backend=other", 2.0, 1.0) < 0.01, "its base is twice as slow as the best"
+    assert studies.expect_saving_s(OPENVINO, 1.0) > even
+    slow = WeightedStudies(weighted, {EAGER: 2.0})
+    assert 0 < slow.expect_saving_s(ONNX, 1.0) < 0.01, "its base is twice as slow as the best"
+
+
+def test_of_several_bases_the_one_counts_whose_change_is_known_best() -> None:
+    weighted = [(1.0, a_past(backend_is_inductor=0.1, backend_is_openvino=0.7))] * 5
+    alone, beside = (WeightedStudies(weighted, {EAGER: 1.0, **more}) for more in ({}, {INDUCTOR: 0.9}))
+    frozen = Plan(backend="openvino", threads=1)
+    assert beside.expect_saving_s(OPENVINO, 0.9) == pytest.approx(alone.expect_saving_s(OPENVINO, 0.9))
+    assert beside.expect_saving_s(frozen, 0.9) == pytest.approx(alone.expect_saving_s(frozen, 0.9))
+    known = WeightedStudies([(1.0, a_past(options_is_freezing=0.0))] * 5, {EAGER: 1.0, INDUCTOR: 0.5})
+    assert known.expect_saving_s(FROZEN, 0.5) < WeightedStudies([], {EAGER: 1.0, INDUCTOR: 0.5}).expect_saving_s(
+        FROZEN, 0.5
+    )
+
+
+def test_studies_of_unlike_models_give_no_order() -> None:
+    far = a_past(DENSE, eager_s=1e-7, backend_is_openvino=0.7)
+    assert not GainModel([far]).weigh_past(a_search(an_image_net()))
+    assert GainModel([far, a_past(backend_is_openvino=0.1)]).weigh_past(a_search(an_image_net()))
 
 
 def test_the_trials_of_the_search_at_hand_count_as_those_of_the_same_model() -> None:
@@ -151,7 +176,13 @@ def test_the_trials_of_the_search_at_hand_count_as_those_of_the_same_model() -> 
 # ---- the order
 
 
-def test_what_won_on_kin_is_tried_first_and_on_others_not() -> None:
+def test_the_order_goes_on_when_another_plan_leads() -> None:
+    past = [a_past(CONV, backend_is_openvino=0.7, backend_is_inductor=0.1, threads=-0.5)] * 5
+    leads = a_search(an_image_net(), a_trial(INDUCTOR, 1.1))
+    assert ask(leads, *past) == OPENVINO
+
+
+def test_plans_that_won_on_like_models_are_tried_first_and_on_others_not() -> None:
     past = [a_past(CONV, backend_is_openvino=0.7, threads=-0.3, backend_is_inductor=0.1)] * 3
     past += [a_past(DENSE, backend_is_onnxruntime=0.7, threads=-0.3, backend_is_openvino=-0.2)] * 3
     assert ask(a_search(an_image_net()), *past) == OPENVINO
@@ -199,19 +230,43 @@ def test_compiling_counts_by_the_calls_over_which_it_is_spread() -> None:
 # ---- where past studies are
 
 
-def test_those_of_the_own_store_are_read_but_for_the_same_model(tmp_path: Path) -> None:
+def keep(storage: Storage, structure: str, created_at: float, **changes: Any) -> Study:
+    fields = {"identity": structure * 16, "structure": structure * 16}
+    workload = WorkloadSpec(f"{structure}.py", device=changes.pop("device", "cpu"))
+    trials = [a_trial(OPENVINO, changes.pop("speedup", 3.0))]
+    inspection = replace(an_image_net(), **fields)
+    return storage.import_study(
+        a_study(trials, decided=None, workload=workload, inspection=inspection, created_at=created_at)
+    )
+
+
+def list_own(storage: Storage, study: Study) -> list[float]:
+    own = [past for past in read_past(storage, study.id) if past not in read_shipped()]
+    return [round(math.exp(past.gains["+backend=openvino"])) for past in own]
+
+
+def test_older_studies_of_the_own_store_are_read_but_for_the_same_model(tmp_path: Path) -> None:
     with open_storage(str(tmp_path / "own.db")) as storage:
-        workload = WorkloadSpec("model.py", device="cpu")
-        study = a_study([a_trial(OPENVINO, 3.0)], decided=None, workload=workload, inspection=an_image_net())
-        storage.import_study(study)
-        own = [
-            p
-            for p in read_past(storage, workload, replace(an_image_net(), identity="other"))
-            if p not in read_shipped()
-        ]
-        assert [past.gains for past in own] == [{"+backend=openvino": pytest.approx(math.log(3), abs=1e-3)}]
-        assert read_past(storage, workload, study.inspection) == list(read_shipped()), "not the very same model's"
-        assert read_past(storage, replace(workload, device="cuda"), an_image_net()) == list(read_shipped())
+        keep(storage, "a", 1.0, speedup=3.0)
+        own = keep(storage, "b", 3.0, speedup=4.0)
+        keep(storage, "c", 5.0, speedup=5.0)
+        keep(storage, "d", 2.0, speedup=6.0, device="cuda")
+        assert list_own(storage, own) == [3], "not its own, no later one, and none of another device"
+
+
+def test_a_study_that_cannot_be_read_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_storage(str(tmp_path / "own.db")) as storage:
+        bad = keep(storage, "a", 1.0)
+        keep(storage, "b", 2.0, speedup=2.0)
+        own, get = keep(storage, "c", 3.0), type(storage).get_study
+
+        def fail_once(self: Storage, study_id: int, *more: Any) -> Study:
+            if study_id == bad.id:
+                raise StorageError("a field of a later version")
+            return get(self, study_id, *more)
+
+        monkeypatch.setattr(type(storage), "get_study", fail_once)
+        assert list_own(storage, own) == [2]
 
 
 def test_the_shipped_studies_name_choices_that_exist() -> None:

@@ -1,4 +1,4 @@
-"""What choices gained on models like this one: an order of trials, learned from past studies, and never evidence.
+"""The gains of choices on models like this one: an order of trials, learned from past studies, and never evidence.
 
 A past study is kept as the traits of its model and the gains of its trials, each over every plan that it builds on. The
 gain of a change on another model is expected to be the mean over past ones, weighted by how alike the models are (the
@@ -11,12 +11,15 @@ for their time: by expected improvement per second (Snoek et al., 2012, https://
 from __future__ import annotations
 
 import functools
+import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from statistics import NormalDist
+from types import MappingProxyType
 
+from torchwise.errors import TorchwiseError
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.rules import iter_changes
 from torchwise.plan.workload_spec import WorkloadSpec
@@ -24,9 +27,13 @@ from torchwise.records import FailureKind, Inspection, Study, Trial, codec
 from torchwise.store import Storage
 from torchwise.study.history import History
 
+logger = logging.getLogger("torchwise")
+
 SHIPPED = "past_studies.json"
-OWN = 40
-"""Newest studies of the user's store that are read: decoding one takes some milliseconds."""
+MAX_OWN_STUDIES = 12
+"""Newest studies of the user's store that are read, as decoding one takes up to a tenth of a second."""
+MIN_WEIGHT = 0.1
+"""Weight that all past studies together need for this model. With less, they say nothing of it."""
 PRIOR = 0.5
 """Weight of the prior, in past studies of the same model."""
 SPREAD = 0.25
@@ -42,7 +49,7 @@ _STANDARD = NormalDist()
 
 @dataclass(frozen=True, slots=True)
 class PastStudy:
-    """What one study showed.
+    """The result of one study, for other models.
 
     Attributes:
         device: "cpu" or "cuda".
@@ -68,8 +75,8 @@ class PastStudy:
         kinds = self.shares.keys() | inspection.shares.keys()
         shares = [self.shares.get(kind, 0.0) - inspection.shares.get(kind, 0.0) for kind in kinds]
         times = math.log10(self.eager_s / inspection.measurement.baseline_time.mid)
-        squares = [apart / TRAITS_APART, times / TIMES_APART, *(share / SHARES_APART for share in shares)]
-        return math.exp(-sum(square**2 for square in squares) / 2)
+        distances = [apart / TRAITS_APART, times / TIMES_APART, *(share / SHARES_APART for share in shares)]
+        return math.exp(-math.fsum(distance**2 for distance in distances) / 2)
 
 
 def name_change(base: Plan, plan: Plan) -> str:
@@ -86,17 +93,22 @@ def _name_part(field: str, value: object) -> str:
 
 
 def summarize_study(study: Study) -> PastStudy | None:
-    """Return what a study showed, or None if it timed no plan."""
+    """Return the gains of a study, or None if it timed no plan."""
+    if not study.eager.baseline_s:
+        return None
     seconds = {EAGER: study.eager.baseline_time.mid}
     seconds |= {t.plan: study.cost_model.seconds_per_call(t).mid for t in study.trials if t.is_timed}
     return _summarize(study.workload, study.inspection, seconds, study.trials)
 
 
 def summarize_history(history: History) -> PastStudy | None:
-    """Return what the search at hand has shown so far, or None."""
-    seconds = {EAGER: history.economics.baseline_s}
-    seconds |= {trial.plan: history.seconds_of(trial.plan) for trial in history.iter_timed()}
-    return _summarize(history.workload, history.inspection, seconds, history.trials)
+    """Return the gains that the search at hand has shown so far, or None."""
+    return _summarize(history.workload, history.inspection, _list_seconds(history), history.trials)
+
+
+def _list_seconds(history: History) -> dict[Plan, float]:
+    timed = {trial.plan: history.seconds_of(trial.plan) for trial in history.iter_timed()}
+    return {EAGER: history.economics.baseline_s, **timed}
 
 
 def _summarize(
@@ -133,19 +145,29 @@ def read_shipped() -> tuple[PastStudy, ...]:
     return codec.from_json(files(__package__).joinpath(SHIPPED).read_bytes(), tuple[PastStudy, ...])
 
 
-def read_past(storage: Storage, workload: WorkloadSpec, inspection: Inspection) -> list[PastStudy]:
-    """Return the past studies of the package and of a store, but for those of the very same workload."""
-    found = list(read_shipped())
-    for summary in storage.list_studies(limit=OWN):
-        if (summary.device, summary.mode) == (workload.device, workload.mode) and summary.trials:
+def read_past(storage: Storage, study_id: int) -> list[PastStudy]:
+    """Return the past studies of the package, and those in a store that are older than a study, of other models.
+
+    All processes that share a study find the same ones. A study that cannot be read is left out: another version or a
+    plug-in may have written it, or somebody deleted it.
+    """
+    found, own = list(read_shipped()), storage.get_study(study_id)
+    kind, inspection = (own.workload.device, own.workload.mode), own.inspection
+    older = [one for one in storage.list_studies(limit=4 * MAX_OWN_STUDIES) if one.created_at < own.created_at]
+    alike = [one for one in older if (one.device, one.mode) == kind and one.trials]
+    for summary in alike[:MAX_OWN_STUDIES]:
+        try:
             study = storage.get_study(summary.id)
             past = summarize_study(study) if study.inspection.identity != inspection.identity else None
-            found += [past] if past else []
+        except (TorchwiseError, ValueError) as error:
+            logger.debug("torchwise: study %s gives no order of trials", summary.id, exc_info=error)
+            continue
+        found += [past] if past else []
     return found
 
 
 class GainModel:
-    """Expects the gain of a change of plans. Without past studies it expects nothing.
+    """Expects the gain of a plan. Without past studies of models like the one at hand it expects nothing.
 
     Args:
         past: studies of any device and mode.
@@ -154,22 +176,32 @@ class GainModel:
     def __init__(self, past: Iterable[PastStudy] = ()) -> None:
         self._past = tuple(past)
 
-    def weigh_past(self, history: History) -> Kin:
+    def weigh_past(self, history: History) -> WeightedStudies:
         """Return the past studies of the workload's device and mode, each with its weight for this model.
 
-        If there are any, the trials of the search at hand count as well, as those of the very same model.
+        If they say anything of it, the trials of the search at hand count as well, as those of the very same model.
         """
-        workload = history.workload
-        alike = [p for p in self._past if (p.device, p.mode) == (workload.device, workload.mode)]
-        here = summarize_history(history) if alike else None
-        return Kin([(past.weigh(history.inspection), past) for past in (*alike, *([here] if here else []))])
+        asked = history.workload
+        alike = [past for past in self._past if (past.device, past.mode) == (asked.device, asked.mode)]
+        weighted = [(past.weigh(history.inspection), past) for past in alike]
+        if math.fsum(weight for weight, _ in weighted) < MIN_WEIGHT:
+            return WeightedStudies()
+        here = summarize_history(history)
+        return WeightedStudies([*weighted, *([(1.0, here)] if here else [])], _list_seconds(history))
 
 
-class Kin:
-    """Past studies with their weights for one model."""
+class WeightedStudies:
+    """Past studies with their weights for one model.
 
-    def __init__(self, weighted: Sequence[tuple[float, PastStudy]] = ()) -> None:
-        self._weighted = weighted
+    Args:
+        weighted: the studies, each with its weight.
+        seconds: seconds per call of the plans that were timed on this model, eager among them.
+    """
+
+    def __init__(
+        self, weighted: Sequence[tuple[float, PastStudy]] = (), seconds: Mapping[Plan, float] = MappingProxyType({})
+    ) -> None:
+        self._weighted, self._seconds = weighted, seconds
 
     def __bool__(self) -> bool:
         """Whether there are any."""
@@ -178,9 +210,9 @@ class Kin:
     def expect_gain(self, change: str) -> tuple[float, float]:
         """Return the mean and the standard deviation of a change's gain, as logarithms of a speed-up."""
         seen = list(self._find(change))
-        total = PRIOR + sum(weight for weight, _ in seen)
-        mean = sum(weight * gain for weight, gain in seen) / total
-        square = PRIOR * (SPREAD**2 + mean**2) + sum(weight * (gain - mean) ** 2 for weight, gain in seen)
+        total = PRIOR + math.fsum(weight for weight, _ in seen)
+        mean = math.fsum(weight * gain for weight, gain in seen) / total
+        square = PRIOR * (SPREAD**2 + mean**2) + math.fsum(weight * (gain - mean) ** 2 for weight, gain in seen)
         return mean, math.sqrt(square / total)
 
     def _find(self, change: str) -> Iterator[tuple[float, float]]:
@@ -188,15 +220,15 @@ class Kin:
             if (gain := past.gains.get(change)) is not None:
                 yield weight, gain
 
-    def expect_saving_s(self, change: str, base_s: float, best_s: float) -> float:
-        """Return the seconds by which a plan is expected to improve on the best one.
+    def expect_saving_s(self, plan: Plan, best_s: float) -> float:
+        """Return the seconds by which a plan is expected to improve on the best time of a call.
 
-        Args:
-            change: the plan's change from its base.
-            base_s: seconds per call of its base.
-            best_s: seconds per call of the best plan so far.
+        The plan adds something to several timed plans, at least to eager. The base whose change is known best counts,
+        and of several such ones the quickest.
         """
-        mean, deviation = self.expect_gain(change)
+        bases = _list_bases(plan, self._seconds)
+        gains = [(*self.expect_gain(name_change(base, plan)), self._seconds[base]) for base in bases]
+        mean, deviation, base_s = min(gains, key=lambda gain: gain[1:])
         mean -= math.log(base_s / best_s)
         z = mean / deviation
         improvement = mean * _STANDARD.cdf(z) + deviation * _STANDARD.pdf(z)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torchwise.plan import EAGER, Choice, Plan
 from torchwise.plan.workload_spec import DEFAULT_CALLS
 from torchwise.records import format as show
-from torchwise.study.gain_model import Kin, name_change
+from torchwise.study.gain_model import WeightedStudies
 from torchwise.study.history import History
 
 MIN_GAIN = 0.02
@@ -44,7 +44,7 @@ class Option:
         field = self.choice.field
         return field not in ("transforms", "options", "threads") and getattr(self.base, field) != getattr(EAGER, field)
 
-    def expect_saving_s(self, history: History, kin: Kin) -> float:
+    def expect_saving_s(self, history: History, studies: WeightedStudies) -> float:
         """Return the seconds per call that it is expected to save over the leader, by past studies.
 
         Compiling counts, by the calls over which it is spread.
@@ -54,8 +54,7 @@ class Option:
         best_s = history.seconds_of(leader) + compiling_s  # it has to be quicker than that
         if best_s <= 0:
             return 0.0
-        saved_s = kin.expect_saving_s(name_change(self.base, self.plan), history.seconds_of(self.base), best_s)
-        return min(saved_s, self.gain_s + compiling_s)
+        return min(studies.expect_saving_s(self.plan, best_s), self.gain_s + compiling_s)
 
     def problem(self, history: History) -> str | None:
         """Return why it is not worth trying, or None if its possible saving pays for compiling and for the trial."""

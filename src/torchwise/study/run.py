@@ -393,7 +393,7 @@ class _Loop:
             request.workload.device, request.workload.mode, inspection.traits, request.allow, request.effort
         )
         hints = list_hints(request, inspection, self.storage, self.here, self.listener)
-        return StagedSampler(space, hints, GainModel(read_past(self.storage, request.workload, inspection)))
+        return StagedSampler(space, hints, GainModel(read_past(self.storage, self.study_id)))
 
 
 def _seconds_per_call(trial: Trial) -> float | None:

@@ -4,8 +4,8 @@
 search is a descent from the leading plan, and from the quickest compiled one, whose launch gaps may still be removed.
 Every plan one choice away has a bound: the largest possible gain of that choice, given the profile of the time. A plan
 is excluded, with the figures, if it cannot pay for its compilation over the remaining calls. If the user stated these
-calls, it must pay for its own trial as well. Among the rest the plan with the quickest compile is tried next, and every
-result moves the leader and the bounds.
+calls, it must pay for its own trial as well. Of the rest, past studies expect one to save most for the time of its
+trial (`gain_model`), and it is tried next. Every result moves the leader and the bounds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torchwise.plan.rules import iter_changes
 from torchwise.plan.space import choices_of, complexity_of
 from torchwise.records import Failure, Trial
 from torchwise.records import format as show
-from torchwise.study.gain_model import GainModel, Kin
+from torchwise.study.gain_model import GainModel, WeightedStudies
 from torchwise.study.history import BESIDE_S, History, code_of, judged_by_user, lays_out_by_itself, takes_a_trial
 from torchwise.study.option import Option
 
@@ -59,9 +59,10 @@ class Proposal:
 class Sampler(Protocol):
     """Chooses the next plan from the history.
 
-    A sampler keeps no state: the same history gives the same answer. So an interrupted study continues from the same
-    point, and several processes may share one. It proposes only legal plans that are open or that the user named, never
-    eager, and never a plan that the history holds. It ends by returning None, and stays with that.
+    A sampler keeps no state: the same history, and the same past studies, give the same answer. So an interrupted study
+    continues from the same point, and several processes may share one. It proposes only legal plans that are open or
+    that the user named, never eager, and never a plan that the history holds. It ends by returning None, and stays with
+    that.
     `torchwise.testing.sampler` has this contract as tests.
     """
 
@@ -133,24 +134,25 @@ class StagedSampler:
     def _order(self, history: History) -> Callable[[Option], tuple[Any, ...]]:
         """Return the key by which the options are sorted, the next one first.
 
-        Plans that can end in time come first. Of these, the plan that past studies expect to save most for each second
-        of its trial is next. Without such studies it is a plan that builds on the leader, as variants of plans that
-        trail would use up the trials. While eager leads, the quickest compiled plan counts as a leader, too. What such
-        a plan lacks adds to its gains, and so comes before another value of what it has. Quick compiles come first.
+        Plans that can end in time come first, and then those that past studies expect to save most for each second of
+        their trials. Without such studies, plans that build on the leader come first, as variants of plans that trail
+        would use up the trials. While eager leads, the quickest compiled plan counts as a leader, too. A choice that
+        such a plan lacks adds to its gains, and so comes before another value of one that it has. Quick compiles come
+        first.
         """
         leader, foundation = history.incumbent(), history.foundation()
         waits = Trait.CONTENDED_CORES in history.traits
         first = (leader, foundation, history.fastest_compiled()) if leader == EAGER else (leader,)
         # Past studies tell of time alone.
         is_about_time = history.workload.objective != "memory" and history.eager_fits_memory and not history.eager_lack
-        kin = self._gains.weigh_past(history) if is_about_time else Kin()
+        studies = self._gains.weigh_past(history) if is_about_time else WeightedStudies()
 
         def is_late(o: Option) -> bool:  # code for a number of threads that is not the best for eager
             return waits and o.overhead_s > 0 and o.plan.threads != foundation.threads
 
         return lambda o: (
             o.trial_s > history.left_s,
-            (is_late(o), -o.expect_saving_s(history, kin) / max(o.trial_s, BESIDE_S)) if kin else (),
+            (is_late(o), -o.expect_saving_s(history, studies) / max(o.trial_s, BESIDE_S)) if studies else (),
             o.base not in first,
             is_late(o),
             o.is_replacement,
