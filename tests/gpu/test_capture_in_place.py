@@ -261,3 +261,70 @@ def test_a_graph_in_the_hands_of_the_garbage_collector_spoils_no_recording() -> 
                 assert torch.equal(call(given), given * 2)
     finally:
         gc.set_threshold(*threshold)
+
+
+class Keys:
+    """A cache of keys, and the place of the next one, as that of a language model."""
+
+    def __init__(self) -> None:
+        self.keys, self.place = torch.zeros(64, 32, device="cuda"), torch.zeros(1, dtype=torch.long, device="cuda")
+
+
+class Decoder(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(32, 32)
+
+    def forward(self, token: Any, cache: Keys) -> dict[str, Any]:
+        cache.keys.index_copy_(0, cache.place, self.layer(token))
+        cache.place.add_(1)
+        return {"scores": token @ cache.keys.mT, "cache": cache}
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_cache_is_read_and_written_where_it_lies_and_tokens_are_copied(backend: str, inference: bool) -> None:
+    model = Decoder().cuda().eval()
+    with torch.inference_mode(inference):
+        ours, right = Keys(), Keys()
+        tokens = [torch.randn(1, 32, device="cuda") for _ in range(SETTLING_CALLS + 8)]  # each at a place of its own
+        call = compile_plan(
+            model, Plan(capture="call", backend=backend), Example((tokens[0], ours)), device="cuda", mode="inference"
+        )
+        answer_quickly = None
+        for token in tokens:
+            answer, wanted = (answer_quickly or call.call)(token, ours), model(token, right)
+            assert torch.allclose(answer["scores"], wanted["scores"], atol=1e-5)
+            assert torch.allclose(ours.keys, right.keys, atol=1e-5)
+            assert torch.equal(ours.place, right.place)
+            assert answer["cache"] is ours
+            answer_quickly = answer_quickly or call.bypass((token, ours), {})
+        [replays] = call.call._captured._graphs.values()
+        assert replays._mixed is not None, "the cache stayed where it is"
+        for tensor in replays.graph.inputs[:2]:
+            tensor.fill_(0)  # of the graph that copies: nothing reads them
+        other, right = Keys(), Keys()
+        for token in tokens[:4]:  # another conversation: the graph that copies answers
+            assert torch.allclose(answer_quickly(token, other)["scores"], model(token, right)["scores"], atol=1e-5)
+            assert torch.allclose(other.keys, right.keys, atol=1e-5)
+        call.close()
+
+
+def test_a_cache_that_nobody_holds_is_freed_while_its_graph_is_kept() -> None:
+    def step(keys: Any, token: Any) -> Any:
+        keys.add_(token)
+        return keys.sum(0)
+
+    keys = torch.zeros(1 << 24, 2, device="cuda")
+    call = capture_call(step, keys, torch.ones(2, device="cuda"))
+    tokens = [torch.ones(2, device="cuda") for _ in range(SETTLING_CALLS + 2)]
+    for token in tokens:
+        call(keys, token)
+    [replays] = call._graphs.values()
+    assert replays._mixed is not None
+    before = torch.cuda.memory_allocated()
+    del keys
+    gc.collect()
+    assert before - torch.cuda.memory_allocated() >= (1 << 24) * 2 * 4
+    fresh = torch.zeros(1 << 24, 2, device="cuda")
+    assert torch.equal(call(fresh, tokens[0]), fresh.sum(0))

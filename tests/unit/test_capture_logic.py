@@ -24,6 +24,7 @@ from torchwise.compile.cuda_graphs.in_place_replay import MAX_GRAPHS, SETTLING_C
 from torchwise.compile.cuda_graphs.object_inputs import WithObjects
 from torchwise.compile.cuda_graphs.recorded_graph import Graph
 from torchwise.compile.recompiles import RecompileLimitError, Recompiles
+from torchwise.compile.signature import opaque_leaves
 from torchwise.errors import UnsupportedError
 from torchwise.testing.cuda_graph import Capture, CudaGraphContract
 from torchwise.workload import pytree
@@ -81,13 +82,16 @@ class Machine:
         settled()
         before = [t._version for t in inputs]
         outputs = call(*args, **kwargs)
+        if opaque := opaque_leaves(outputs):
+            raise UnsupportedError(f"an output holds {opaque[0]}")
         written = [i for i, (t, v) in enumerate(zip(inputs, before, strict=True)) if t._version != v]
         inside = self._pools.setdefault(pool.handle, [])
         assert not inside or any(graph() for graph in inside), "a pool whose graphs are gone takes no more"
 
         def replay() -> None:
             self.replayed += 1
-            for kept, now in zip(pytree.tensors(outputs), pytree.tensors(call(*args, **kwargs)), strict=True):
+            # A graph gives the outputs of its recording, whatever the call would give now.
+            for kept, now in zip(pytree.tensors(outputs), pytree.tensors(call(*args, **kwargs)), strict=False):
                 kept.copy_(now)
 
         inside.append(weakref.ref(replay))
@@ -735,13 +739,13 @@ def test_what_stays_where_it_is_is_read_and_written_there_and_the_rest_copied(ma
         assert all(one._version > version for one, version in zip((*ours, token), before, strict=True))
         assert machine.in_place == (number >= SETTLING_CALLS - 1), "one more recording, when it has settled"
     assert machine.recorded == 1
-    assert machine.copied_nothing == 2 * SETTLING_CALLS
+    assert machine.copied_nothing == 2 * SETTLING_CALLS + 1
 
     elsewhere = [torch.ones(3), torch.ones(1)]
     wanted = decode(*(one.clone() for one in elsewhere), torch.ones(3))
     assert torch.equal(captured(*elsewhere, torch.ones(3)), wanted), "the graph that copies answers for another cache"
     assert torch.equal(elsewhere[0], torch.full((3,), 2.0))
-    assert machine.copied_nothing == 2 * SETTLING_CALLS
+    assert machine.copied_nothing == 2 * SETTLING_CALLS + 1
 
 
 def test_what_two_programs_use_in_turn_stays_nowhere(machine: Machine) -> None:
@@ -821,3 +825,68 @@ def test_the_fast_path_of_a_call_with_an_object_replays_no_graph_of_another_kind
     assert torch.equal(quick(torch.ones(1), ours)["total"], count(torch.ones(1), right)["total"])
     assert machine.recorded == 4, "for each factor, and for another shape"
     assert machine.in_place == 1, "the cache stays where it is"
+
+
+class Hidden:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+@pytest.mark.parametrize("hide", [lambda counts: Hidden(counts.total * 2), lambda counts: Hidden, lambda _: object()])
+def test_an_output_that_hides_tensors_is_refused_beside_a_cache(machine: Machine, hide: Callable[[Any], Any]) -> None:
+    def call(x: torch.Tensor, counts: Counts) -> dict[str, Any]:
+        return {**count(x, counts), "other": hide(counts)}
+
+    captured = WithObjects(call, lambda inner: CapturedCall(inner, None, device="cuda", mode="inference"))
+    with pytest.raises(UnsupportedError, match=r"an output holds \[0\]\['other'\]"):
+        captured(torch.ones(3), Counts())
+
+
+class Answer(dict):  # type: ignore[type-arg]
+    """A kind of dict that PyTorch does not know."""
+
+
+def test_forms_of_outputs_are_kept_once(machine: Machine) -> None:
+    for make, kept in ((dict, 1), (Answer, 0)):
+
+        def call(x: torch.Tensor, counts: Counts, make: Any = make) -> Any:
+            return make(count(x, counts))
+
+        captured = WithObjects(call, lambda inner: CapturedCall(inner, None, device="cuda", mode="inference"))
+        for shape in ((1,), (3,), (1, 3), (1, 1), (2, 3), (1, 1, 3)):
+            for _ in range(3):
+                counts = Counts()
+                counts.total = torch.zeros(2, 3) if shape == (2, 3) else torch.zeros(3)
+                answer = captured(torch.ones(shape[-1]) if shape != (2, 3) else torch.ones(shape), counts)
+                assert type(answer) is make
+                assert answer["counts"] is counts
+        assert len(captured._forms) == kept
+
+
+def test_a_graph_with_other_outputs_than_the_first_is_not_kept(machine: Machine) -> None:
+    flags: list[int] = []
+
+    def call(k: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (k * x, x + 1) if flags else (k * x,)
+
+    captured, k = capture_call(call), torch.full((3,), 2.0)
+    for number, x in enumerate([torch.full((3,), float(number)) for number in range(2 * SETTLING_CALLS)]):
+        if number == 10:
+            flags.append(1)  # a list, whose changes go unnoticed
+        (answer,) = captured(k, x)
+        assert torch.equal(answer, k * x)
+    assert machine.copied_nothing == 0
+
+
+def test_a_graph_whose_output_lies_in_an_input_is_not_kept(machine: Machine) -> None:
+    def call(k: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        k.add_(x)
+        return x * 2, k[:2]
+
+    captured, k = capture_call(call), torch.zeros(3)
+    for x in [torch.ones(3) for _ in range(2 * SETTLING_CALLS)]:
+        double, part = captured(k, x)
+        assert torch.equal(part, k[:2])
+        assert torch.equal(double, x * 2)
+    assert torch.equal(k, torch.full((3,), 2.0 * SETTLING_CALLS))
+    assert machine.copied_nothing == 0

@@ -426,19 +426,38 @@ def share_memory(cache: Any) -> None:
     cache.layers[0].keys = cache.layers[1].keys
 
 
+class DoublingCache(Cache):
+    @property
+    def scale(self) -> float:
+        return 2.0
+
+
+def replace_attributes(cache: Any) -> None:
+    cache.__dict__ = Cache().__dict__
+
+
+def replace_attributes_of_a_part(cache: Any) -> None:
+    cache.layers[1].__dict__ = {"keys": torch.full((2,), 9.0)}
+
+
+def replace_class(cache: Any) -> None:
+    cache.__class__ = DoublingCache
+
+
 def widen(cache: Any) -> None:
     cache.k, cache.length = torch.zeros(6, 2), 6
 
 
 def scaled_step(x: torch.Tensor, cache: Any, *, scale: float = 1.0) -> dict[str, Any]:
-    return {"y": step(x, cache, scale=scale * cache.table.get("factor", 1.0)), "cache": cache, "none": None}
+    factor = cache.table.get("factor", 1.0) * getattr(cache, "scale", 1.0)
+    return {"y": step(x, cache, scale=scale * factor), "cache": cache, "none": None}
 
 
 @pytest.mark.parametrize(
     "change",
     [
         *(change_value, change_item, change_item_back_and_forth, replace_part, replace_parts, add_part),
-        *(replace_tensor, share_memory, widen),
+        *(replace_tensor, share_memory, widen, replace_attributes, replace_attributes_of_a_part, replace_class),
     ],
 )
 def test_the_fast_path_answers_as_the_call_whatever_happens_to_the_object(change: Callable[[Any], None]) -> None:

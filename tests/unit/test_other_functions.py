@@ -67,14 +67,21 @@ def write_between(x: Tensor) -> Tensor:
     return shares.log() + x
 
 
+def take_shares_without_gradients(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        shares = x.softmax(-1)
+    return shares.log()
+
+
 OTHER_LOGS: list[Callable[[Tensor], Any]] = [
     read_shares,
     write_between,
+    take_shares_without_gradients,
     lambda x: x.exp().log(),
     lambda x: x.softmax(-1).log2(),
     lambda x: (x.softmax(-1) + 1e-6).log(),
     lambda x: x.softmax(-1).log_(),
-    lambda x: functional.gumbel_softmax(x, hard=True) if x.ndim > 9 else x.sigmoid().log(),
+    lambda x: x.sigmoid().log(),
 ]
 
 
@@ -137,6 +144,11 @@ def write_points(x: Tensor, y: Tensor) -> Tensor:
     return differences.square().sum(-1)
 
 
+def measure_under_autocast(x: Tensor, y: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return (x[:, None] - y[None]).square().sum(-1)
+
+
 def subtract_itself(x: Tensor, y: Tensor) -> Tensor:
     rows = x[:, None]
     return (rows - rows).square().sum(-1)
@@ -145,7 +157,12 @@ def subtract_itself(x: Tensor, y: Tensor) -> Tensor:
 OTHER_DISTANCES: list[Callable[[Tensor, Tensor], Any]] = [
     read_differences,
     write_points,
+    measure_under_autocast,
     subtract_itself,
+    lambda x, y: (x[:, None] - y[None]).square().sum(-1, keepdims=True),
+    lambda x, y: (x[:, None] - y[None]).norm(2, -1, False, torch.float64),
+    lambda x, y: (300 + x[:, None].half() - y[None].half()).square().sum(-1),
+    lambda x, y: ((300 + x).half()[:, None] - (300 + y).half()[None]).square().sum(-1),
     lambda x, y: (x[:, None] - y[None]).abs().sum(-1),
     lambda x, y: (x[:, None] - y[None]).square().sum(0),
     lambda x, y: (x[:, None] - y[None]).square().mean(-1),
@@ -177,6 +194,7 @@ CONVOLUTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "product by a function": lambda x, y: torch.fft.irfft(
         torch.mul(torch.fft.rfft(y, 113, dim=-1, norm="backward"), torch.fft.rfft(x, 113)), 113, dim=1
     ),
+    "view": lambda x, y: torch.fft.irfft(torch.fft.rfft(x, 101) * torch.fft.rfft(y, 101), 101).view(-1),
     "one filter for all": lambda x, y: torch.fft.irfft(torch.fft.rfft(x, 109) * torch.fft.rfft(y[:1], 109), 109),
 }
 

@@ -43,7 +43,23 @@ def test_boxes_are_told_in_order_with_what_stopped_each() -> None:
     assert "tanh" in first.operators
     assert first.reasons == ("sort after it: aten.sort.default is not known",)
     assert "_softmax" in last.operators
+    assert last.reasons == ("sort before it: aten.sort.default is not known",)
     assert (last.reads, last.writes) == (3, 1), "the sorted values, a matrix and a bias"
+
+
+def test_an_operator_of_the_users_own_has_its_full_name() -> None:
+    @torch.library.custom_op("torchwise_tests::halve", mutates_args=())
+    def halve(x: torch.Tensor) -> torch.Tensor:
+        return x / 2
+
+    halve.register_fake(torch.empty_like)
+
+    class Halved(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return halve(x.tanh() * 2).exp() + 1
+
+    _, alone, _ = cut(Halved(), torch.ones(3))
+    assert alone.operators == ("torchwise_tests.halve.default",)
 
 
 def test_a_graph_that_is_one_region_ends_where_the_graph_does() -> None:
@@ -105,6 +121,7 @@ def test_a_long_graph_is_cut_on_a_terminal_and_whole_in_the_record() -> None:
 
 def test_nothing_is_drawn_without_regions() -> None:
     assert regions_plot(()) is None
+    assert regions_plot(((),)) is None
     assert list_sections(()) == ()
 
 

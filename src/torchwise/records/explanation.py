@@ -160,7 +160,7 @@ class Box:
         is_region: whether they are one function.
         reads: number of tensors that they read.
         writes: number of tensors that others read of them.
-        reasons: what stopped a region from growing, or why the operator runs alone.
+        reasons: why a region does not grow, or why the operator runs alone.
     """
 
     operators: tuple[str, ...]

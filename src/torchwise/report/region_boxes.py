@@ -40,7 +40,7 @@ def list_sections(graphs: Sequence[Sequence[Box]]) -> tuple[doc.Section, ...]:
 
 
 def summarize(boxes: Sequence[Box]) -> str:
-    """Return such as "2 regions have 31 of 33 operators. 2 operators run alone."."""
+    """Count the operators in regions and alone: "2 regions have 31 of 33 operators. 2 operators run alone."."""
     regions = [box for box in boxes if box.is_region]
     count, total = (sum(len(box.operators) for box in several) for several in (regions, boxes))
     alone = total - count
@@ -50,7 +50,7 @@ def summarize(boxes: Sequence[Box]) -> str:
 
 
 def name_operators(box: Box) -> str:
-    """Return such as "mm × 4, tanh × 3 and 2 more kinds", the most frequent first."""
+    """Name the operators of a box, the most frequent first: "mm × 4, tanh × 3 and 2 more kinds"."""
     counts = Counter(box.operators).most_common()
     words = [name if count == 1 else f"{name} × {count}" for name, count in counts[:MAX_KINDS]]
     left = len(counts) - MAX_KINDS
@@ -58,7 +58,7 @@ def name_operators(box: Box) -> str:
 
 
 def tell_reasons(box: Box) -> str:
-    """Return what stopped a region, or why an operator runs alone."""
+    """Say why a region ends, or why an operator runs alone."""
     left = len(box.reasons) - MAX_REASONS
     words = "; ".join(box.reasons[:MAX_REASONS]) + (f"; and {left} more" if left > 0 else "")
     return words or "the graph ends there"

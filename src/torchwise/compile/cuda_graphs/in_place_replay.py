@@ -27,6 +27,7 @@ from torchwise._torch import dispatch
 from torchwise._torch.dispatch import copy_each
 from torchwise.compile.cuda_graphs.compile_freeze import is_in_frozen_call
 from torchwise.compile.cuda_graphs.recorded_graph import Graph, tensors_of
+from torchwise.compile.signature import is_equal
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
 from torchwise.workload.pytree import PLAIN
@@ -35,7 +36,7 @@ SETTLING_CALLS = 24
 """Calls of a signature in which graphs are recorded. Later calls never wait for a recording."""
 MAX_GRAPHS = 6
 """Maximum number of graphs for one signature. The addresses of a program that needs more do not repeat."""
-STEADY_CALLS = 8
+MIN_STEADY_CALLS = 8
 """Calls in a row with an input at one address after which it is taken to stay there."""
 
 logger = logging.getLogger("torchwise")
@@ -79,12 +80,15 @@ class MixedGraph:
     """A graph that reads and writes some inputs where they lie, and copies of the others.
 
     Args:
-        replay: launches it.
-        outputs: its own outputs, in the order of `pytree.tensors`.
-        borrowed: the outputs in their containers.
+        recorded: its replay, and its own outputs in their containers.
         inputs: the tensors that it reads, in the order of `tensors_of`.
         steady: the positions of those that are read in place.
         written: the positions of those that it writes to.
+
+    Attributes:
+        replay: launches it.
+        borrowed: its own outputs in their containers.
+        outputs: their tensors, in the order of `pytree.tensors`.
     """
 
     def __init__(
@@ -148,17 +152,17 @@ class Replays(RecordedAnswers):
         inputs = tensors_of(args, kwargs) if self._places is None else [args[place] for place in self._places]
         results = [make() for make in self._blanks]
         recorded = None
-        if (mixed := self._mixed) is not None and mixed.fits(inputs):
-            mixed.run(inputs)
-            if self.borrow:
-                return mixed.borrowed
-            copy_each(results, mixed.outputs)
-            return self._packed(results)
         if self._in_place or self._settling:
             addresses = (*map(_address, inputs), *map(_address, results))
             recorded = self._in_place.get(addresses)
             if recorded is None and self._settling and not is_in_frozen_call():
                 recorded = self._settle(addresses, args, kwargs, results, record)
+        if recorded is None and (mixed := self._mixed) is not None and mixed.fits(inputs):
+            mixed.run(inputs)
+            if self.borrow:
+                return mixed.borrowed
+            copy_each(results, mixed.outputs)
+            return self._packed(results)
         if recorded is None:
             self.graph.run(inputs)
             if self.borrow:
@@ -213,14 +217,42 @@ class Replays(RecordedAnswers):
         return recorded
 
     def _record_mixed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], record: Recorder) -> None:
+        """Record a graph for the inputs that stayed where they are, unless its outputs lie in their memory."""
         given = tensors_of(args, kwargs)
-        steady = [place for place, calls in enumerate(self._stays) if calls >= STEADY_CALLS]
+        steady = [place for place, calls in enumerate(self._stays) if calls >= MIN_STEADY_CALLS]
         if not steady or not all(map(_is_ordinary, given)):
             return
         inputs = [given[place] if place in steady else copy for place, copy in enumerate(self.graph.inputs)]
         following = iter(inputs)
         args, kwargs = pytree.map_tensors(lambda _: next(following), (args, dict(kwargs)))
-        self._mixed = MixedGraph(record(args, kwargs, None), inputs, steady, self.written)
+        recorded = record(args, kwargs, None)
+        in_place = [inputs[place] for place in steady]
+        if self._gives_alike(recorded[1]) and not _share_memory(pytree.tensors(recorded[1]), in_place):
+            self._mixed = MixedGraph(recorded, inputs, steady, self.written)
+
+    def _gives_alike(self, outputs: Any) -> bool:
+        """Whether outputs have the form of the first recording's. A call may read anything that changed since."""
+        tensors = pytree.tensors(outputs)
+        if len(tensors) != len(self._outputs) or pytree.form(outputs) != pytree.form(self.graph.outputs):
+            return False
+        now, before = (_list_other_leaves(one) for one in (outputs, self.graph.outputs))
+        return (
+            all(map(_is_like, tensors, self._outputs)) and len(now) == len(before) and all(map(is_equal, now, before))
+        )
+
+
+def _is_like(new: torch.Tensor, old: torch.Tensor) -> bool:
+    return _is_ordinary(new) and (new.shape, new.dtype, new.device) == (old.shape, old.dtype, old.device)
+
+
+def _list_other_leaves(outputs: Any) -> list[Any]:
+    return [leaf for _, leaf in pytree.list_named_leaves(outputs) if not isinstance(leaf, torch.Tensor)]
+
+
+def _share_memory(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether an output lies in an input's memory, which a graph that is kept would keep from being freed."""
+    places = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+    return any(output.untyped_storage().data_ptr() in places for output in outputs)
 
 
 def _count_writes(inputs: Sequence[torch.Tensor], written: Iterable[int]) -> None:

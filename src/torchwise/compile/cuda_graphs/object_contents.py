@@ -65,9 +65,17 @@ class ObjectContents:
         self._dicts = tuple(holder for holder in holders if isinstance(holder, dict))
         self._lists = [holder for holder in holders if not isinstance(holder, dict)]
         self._items: list[list[Any]] = []
+        self._kind, self._own = type(thing), getattr(thing, "__dict__", None)
+        parts = [part for _, _, part in self._parts]
+        self._kinds = tuple((part, type(part)) for part in parts)
+        self._owners = [(part, own) for part in parts if (own := getattr(part, "__dict__", None)) is not None]
         self._watch = native.make_watch(_do_not_know, is_boolean=True)  # which knows nothing of this, and frees it
         self.text = ""
-        self._take()
+        self._remember()
+
+    def has_attributes_of(self, thing: Any) -> bool:
+        """Whether the object still has the class and the attributes' dict of before. It is not kept, so it is given."""
+        return type(thing) is self._kind and getattr(thing, "__dict__", None) is self._own
 
     def is_current(self) -> bool:
         """Whether every container is the one of before, with as many items, and tensors and values where they were."""
@@ -75,7 +83,7 @@ class ObjectContents:
             return True
         is_alike = self._is_alike()
         if is_alike:
-            self._take()
+            self._remember()
         return is_alike
 
     def assign(self, place: Place, tensor: torch.Tensor) -> None:
@@ -87,9 +95,14 @@ class ObjectContents:
 
     def _is_untouched(self) -> bool:
         """Whether nothing was written to any container, as compiled checks tell in a microsecond."""
-        return self._watch is not None and self._watch() and all(map(_has_items, self._lists, self._items))
+        return (
+            self._watch is not None
+            and self._watch()
+            and all(part.__dict__ is own for part, own in self._owners)
+            and all(map(_has_items, self._lists, self._items))
+        )
 
-    def _take(self) -> None:
+    def _remember(self) -> None:
         """Take the present values as those that are known."""
         self.text = f"{STANDS_FOR}{self.form} {self.values()}"
         self._watch_writes()
@@ -97,11 +110,13 @@ class ObjectContents:
     def _watch_writes(self) -> None:
         self._items = [*map(list, self._lists)]
         if self._watch is not None:
-            self._watch.reset(self._dicts, (), (), (), None, None)
+            self._watch.reset(self._dicts, self._kinds, (), (), None, None)
 
     def _is_alike(self) -> bool:
         return (
-            all(len(holder) == size for holder, size in self._sizes)
+            all(type(part) is kind for part, kind in self._kinds)
+            and all(part.__dict__ is own for part, own in self._owners)
+            and all(len(holder) == size for holder, size in self._sizes)
             and all(_get(holder, key) is part for holder, key, part in self._parts)
             and all(isinstance(_get(holder, key), torch.Tensor) for holder, key in self.tensors)
             and all((now := _get(h, key)) is value or _key(now) is not None for h, key, value in self._values)

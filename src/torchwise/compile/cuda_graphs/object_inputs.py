@@ -45,8 +45,8 @@ class _Returned(int):
     """Stands for the object of a number among the inputs where a call returns it, as a leaf that holds nothing."""
 
 
-class _Here:
-    """Stands for the next tensor in a form."""
+class _TensorPlace:
+    """Stands for the next tensor among the leaves of a form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,41 +54,38 @@ class _Form:
     """The containers of a call's outputs. Replays give tensors alone, as walking through trees takes them longer.
 
     Attributes:
-        tree: the outputs, with `_Here` in place of each tensor, and `_Returned` in place of each object.
-        leaves: the leaves of the tree.
-        spec: PyTorch's description of its containers, or None if it does not know all of them.
-        moved: the places in objects to which the call assigns other tensors.
+        leaves: the leaves in order, with `_TensorPlace` in place of each tensor, and `_Returned` of each object.
+        spec: PyTorch's description of the containers.
     """
 
-    tree: Any
     leaves: list[Any]
     spec: Any
-    moved: list[int]
 
     @classmethod
-    def of(cls, outputs: Any, moved: list[int]) -> _Form:
-        tree = pytree.map_tensors(lambda _: _Here, outputs)
-        leaves, spec = tree_flatten(tree)
-        return cls(tree, leaves, spec if all(map(pytree.is_leaf, leaves)) else None, moved)
+    def find(cls, outputs: Any) -> tuple[_Form, list[torch.Tensor]] | None:
+        """Return the form of outputs and their tensors, or None if PyTorch does not know all containers and leaves."""
+        leaves, spec = tree_flatten(outputs)
+        if not all(isinstance(leaf, torch.Tensor) or (pytree.is_leaf(leaf) and is_plain(leaf)) for leaf in leaves):
+            return None
+        places = [_TensorPlace if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        return cls(places, spec), [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
     def is_like(self, other: _Form) -> bool:
         """Whether outputs of both are made alike."""
-        if self.spec is None or self.spec != other.spec or self.moved != other.moved:
+        if self.spec != other.spec:
             return False
         return all(a is b or is_equal(a, b) for a, b in zip(self.leaves, other.leaves, strict=True))
 
     def fill(self, tensors: list[torch.Tensor], objects: list[_Object]) -> Any:
         """Return outputs of this form, with these tensors and objects."""
         following = iter(tensors)
+        leaves = [next(following) if leaf is _TensorPlace else _find_object(leaf, objects) for leaf in self.leaves]
+        return tree_unflatten(leaves, self.spec)
 
-        def fill_leaf(leaf: Any) -> Any:
-            if leaf is _Here:
-                return next(following)
-            return objects[leaf].thing if type(leaf) is _Returned else leaf
 
-        if self.spec is None:
-            return pytree.map_leaves(fill_leaf, self.tree)
-        return tree_unflatten([fill_leaf(leaf) for leaf in self.leaves], self.spec)
+def _find_object(leaf: Any, objects: list[_Object]) -> Any:
+    """Return the object that a leaf stands for, or the leaf itself."""
+    return objects[leaf].thing if type(leaf) is _Returned else leaf
 
 
 class WithObjects:
@@ -135,14 +132,15 @@ class WithObjects:
         with self._lock:
             outer, self._objects = self._objects, objects  # those of a call around this one, if the model calls itself
             try:
-                outputs, moved, number = captured(tensors, *flat_args, **flat_kwargs)
-                form = self._forms[number]
-                for place, tensor in zip(form.moved, moved, strict=True):
+                outputs, number, moved, places = captured(tensors, *flat_args, **flat_kwargs)
+                for place, tensor in zip(places, moved, strict=True):
                     contents, own = _find_place(objects, place)
                     contents.assign(own, tensor.clone() if self._borrow else tensor)
             finally:
                 self._objects = outer
-        return form.fill(outputs, objects)
+        if number is None:
+            return pytree.map_leaves(lambda leaf: _find_object(leaf, objects), outputs)
+        return self._forms[number].fill(outputs, objects)
 
     def _fill_objects(self, objects: list[_Object], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Answer by the call as it is, and learn which objects stay empty, such as settings without a tensor."""
@@ -196,7 +194,8 @@ class WithObjects:
         """Return the contents of an object, which are kept while its structure stays the same."""
         key = id(thing)
         reference, known = self._known.get(key, (None, None))
-        if reference is not None and known is not None and reference() is thing and known.is_current():
+        is_known = reference is not None and reference() is thing
+        if is_known and known is not None and known.has_attributes_of(thing) and known.is_current():
             return known
         contents = ObjectContents(thing, type(thing).__qualname__)
         if contents.leads_back:  # kept contents would keep it alive: it is inspected each time
@@ -236,9 +235,11 @@ class WithObjects:
         returned = [leaf for _, leaf in pytree.list_named_leaves(outputs) if id(leaf) in numbers]
         if returned:
             outputs = pytree.map_leaves(lambda leaf: numbers.get(id(leaf), leaf), outputs)
-        moved = [place for place, (old, new) in enumerate(pairs) if new is not old]
-        form = self._keep_form(_Form.of(outputs, moved))
-        return pytree.tensors(outputs), [pairs[place][1] for place in moved], form
+        places = tuple(place for place, (old, new) in enumerate(pairs) if new is not old)
+        moved, found = [pairs[place][1] for place in places], _Form.find(outputs)
+        if found is None:  # such as an object that hides its tensors, which is refused where it would be recorded
+            return outputs, None, moved, places
+        return found[1], self._keep_form(found[0]), moved, places
 
     def _keep_form(self, form: _Form) -> int:
         """Return the number of a form, which is new for the first call of its kind."""
@@ -260,7 +261,8 @@ def _refuse_changes(objects: list[_Object], before: list[tuple[Any, ...]]) -> No
     """Refuse a call that changes a value other than a tensor, or the structure of an object."""
     for one, values in zip(objects, before, strict=True):
         kind = type(one.thing).__qualname__
-        if not one.contents.is_current() or one.contents.values() != values:
+        is_same = one.contents.has_attributes_of(one.thing) and one.contents.is_current()
+        if not is_same or one.contents.values() != values:
             raise UnsupportedError(
                 f"the call changes more than tensors in an input of type {kind}, but a replay would not do so"
             )

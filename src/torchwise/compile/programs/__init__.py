@@ -115,10 +115,10 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any], *, draws: 
             draw_inside(module.graph)
         _allow_strides(module.graph)
         regions, levels, refused = find_regions(module.graph, target)
-        announce(module.graph, regions, levels, refused)
         _check_gain(regions, refused)
         kept = [region for region in regions if region.number_of_operators >= LEAST_OPERATORS]
         call = _replace(original, module, kept, levels, _make_maker(target, kept))
+        announce(module.graph, kept, levels, refused)
     return call if parts is None else join_complex(call, parts)
 
 

@@ -48,12 +48,12 @@ def make_boxes(
     for node in graph.nodes:
         if node.op == "call_function" and node not in inside and name_of(node) not in FREE:
             reason = refused.get(node, "no other operator can run with it")
-            found.append((levels[node], Box((name_of(node),), False, len(node.all_input_nodes), 1, (reason,))))
+            found.append((levels[node], Box((_name(node),), False, len(node.all_input_nodes), 1, (reason,))))
     return tuple(box for _, box in sorted(found, key=lambda pair: pair[0]))
 
 
 def _box_region(region: Region, refused: dict[Node, str]) -> Box:
-    operators = tuple(name_of(node) for node in region.nodes if name_of(node) not in FREE)
+    operators = tuple(_name(node) for node in region.nodes if name_of(node) not in FREE)
     before = [node for node in region.inputs if node in refused]
     after = [user for node in region.outputs for user in node.users if user in refused]
     reasons = dict.fromkeys(_tell_reasons(before, "before it", refused))
@@ -63,4 +63,11 @@ def _box_region(region: Region, refused: dict[Node, str]) -> Box:
 
 def _tell_reasons(nodes: Iterable[Node], place: str, refused: dict[Node, str]) -> Iterator[str]:
     for node in nodes:
-        yield f"{name_of(node)} {place}: {refused[node]}"
+        while name_of(node) == "getitem" and isinstance(node.args[0], Node):  # one of several results
+            node = node.args[0]
+        yield f"{_name(node)} {place}: {refused.get(node, 'it runs alone')}"
+
+
+def _name(node: Node) -> str:
+    """Return the name of an operator, in full if it is not one of PyTorch's own."""
+    return name_of(node) or str(node.target)

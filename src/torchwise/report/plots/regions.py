@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 12
 """Boxes that are drawn. The table has all."""
-A_ROW = 40
+MAX_SQUARES = 40
 """Squares of a box that are drawn."""
 KINDS = {
     "products": ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "convolution", "einsum", "dot", "mv", "addmv"),
@@ -32,7 +32,7 @@ OTHERS = "one number at a time"
 
 def regions_plot(graphs: Sequence[Sequence[Box]]) -> Plot | None:
     """Return the plot of the graph with most operators, or None without row programs."""
-    if not graphs:
+    if not any(graphs):
         return None
     whole = max(graphs, key=lambda several: sum(len(box.operators) for box in several))
     summary, boxes = summarize(whole), whole[:MAX_ROWS]
@@ -54,7 +54,7 @@ def _paint(axes: Axes, boxes: Sequence[Box]) -> None:
     colors = dict(zip((*KINDS, OTHERS), COLORS, strict=False))
     drawn: set[str] = set()
     for row, box in enumerate(boxes):
-        shown = box.operators[:A_ROW]
+        shown = box.operators[:MAX_SQUARES]
         for place, operator in enumerate(shown):
             kind = kind_of(operator)
             label = kind if kind not in drawn else None
@@ -62,9 +62,9 @@ def _paint(axes: Axes, boxes: Sequence[Box]) -> None:
             axes.add_patch(Rectangle((place + 0.1, row - 0.12), 0.8, 0.34, color=colors[kind], label=label))
         if box.is_region:
             axes.add_patch(Rectangle((-0.1, row - 0.2), len(shown) + 0.2, 0.5, fill=False, edgecolor=INK, linewidth=1))
-        if (left := len(box.operators) - A_ROW) > 0:
+        if (left := len(box.operators) - MAX_SQUARES) > 0:
             axes.text(len(shown) + 0.4, row + 0.05, f"+ {left}", va="center", fontsize=9, color=NEUTRAL)
-    axes.set_xlim(-0.3, max(12, *(min(len(box.operators), A_ROW) + 4 for box in boxes)))
+    axes.set_xlim(-0.3, max([12, *(min(len(box.operators), MAX_SQUARES) + 4 for box in boxes)]))
     axes.set_xticks([])
     axes.grid(visible=False)
     axes.spines["bottom"].set_visible(False)

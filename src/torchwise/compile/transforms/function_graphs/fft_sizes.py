@@ -69,9 +69,11 @@ def _pad(graph: Graph, inverse: Node) -> bool:
     for node in (*spectra, product, inverse):
         node.meta[VALUE] = _compute(node)
     with graph.inserting_after(inverse):
-        kept = graph.call_method("narrow", (inverse, -1, 0, length))
-    inverse.replace_all_uses_with(kept, delete_user_cb=lambda user: user is not kept)
-    kept.meta[VALUE] = answer
+        part = graph.call_method("narrow", (inverse, -1, 0, length))
+    with graph.inserting_after(part):
+        whole = graph.call_method("contiguous", (part,))  # as the transform of this length lies, for views of it
+    inverse.replace_all_uses_with(whole, delete_user_cb=lambda user: user is not part)
+    part.meta[VALUE], whole.meta[VALUE] = inverse.meta[VALUE].narrow(-1, 0, length), answer
     return True
 
 

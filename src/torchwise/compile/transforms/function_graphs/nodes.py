@@ -45,6 +45,11 @@ _WRITES = {
     *(name.strip("_") for name in dir(operator) if name[:3] == "__i" and f"__{name[3:]}" in dir(operator)),
 }
 """Functions that write, and have no underscore at their end: `operator.iadd` and all like it."""
+_MODES = {
+    *("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_enter_inference_mode", "_exit_inference_mode"),
+    *("set_grad_enabled", "_enter_inference", "_exit_inference"),
+}
+"""Functions by which Dynamo writes the contexts of a program down."""
 _VIEWS = ("view", "reshape", "transpose", "mean", "sum", "getitem", "unsqueeze", "squeeze", "contiguous")
 
 
@@ -126,10 +131,12 @@ def is_dead(node: Node) -> bool:
 
 
 def writes(node: Node) -> bool:
-    """Whether a function writes to one of its arguments."""
+    """Whether a function writes to one of its arguments, or sets a mode of PyTorch, which nothing may move across."""
     name, names = _given_name(node), _names_of_arguments(node)
     place = names.index("inplace") if "inplace" in names else len(node.args)
     if node.kwargs.get("out") is not None or argument(node, place, "inplace", False) is not False:
+        return True
+    if name in _MODES:
         return True
     is_method = name.endswith("_") and not name.endswith("__")
     return is_method or name.strip("_") in _WRITES or is_operator_that_writes(node.target)

@@ -29,10 +29,21 @@ from torchwise.compile.transforms.function_graphs.nodes import (
 MIN_COORDINATES = 8
 """Coordinates from which on a product pays: with fewer, the pairs themselves are most of the work."""
 NORMS = ("norm", "vector_norm", "linalg_norm", "linalg_vector_norm")
+KNOWN = {"input", "dim", "keepdim", "p", "ord"}
+"""Names of arguments that are read here. NumPy's `keepdims` means the same, and is left alone."""
+MAX_SUM_ARGUMENTS, MAX_NORM_ARGUMENTS = 3, 4
+"""Arguments by place that are read here. A norm has its dtype and an output behind them."""
 
 
 def rewrite(graph: Graph) -> int:
-    """Compute distances of all pairs by products, and return how often."""
+    """Compute distances of all pairs by products, and return how often.
+
+    Under autocast a product has another dtype than the differences, so there is none then.
+    """
+    if any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
+        return 0
+    if any("autocast" in str(getattr(node.target, "__name__", "")) for node in graph.nodes):
+        return 0
     return sum(_rewrite_sum(graph, node) for node in list(graph.nodes) if name_of(node) in ("sum", *NORMS))
 
 
@@ -58,7 +69,11 @@ def _rewrite_sum(graph: Graph, node: Node) -> bool:
 def _find_differences(node: Node, *, is_norm: bool) -> Node | None:
     """Return the differences whose squares, or whose norm, are taken over the last dimension, or None."""
     value = value_of(node.args[0]) if node.args else None
-    if value is None or not value.is_floating_point() or argument(node, 9, "dtype") is not None:
+    # A square overflows in float16 from 256 on, and a difference of infinities is NaN.
+    if value is None or not value.is_floating_point() or value.dtype is torch.float16:
+        return None
+    others = [given for name, given in node.kwargs.items() if name not in KNOWN and given is not None]
+    if others or len(node.args) > (MAX_NORM_ARGUMENTS if is_norm else MAX_SUM_ARGUMENTS):
         return None
     last = (-1, value.dim() - 1, [-1], (-1,), [value.dim() - 1], (value.dim() - 1,))
     if is_norm:
