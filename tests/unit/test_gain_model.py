@@ -129,9 +129,10 @@ def test_the_more_alike_two_models_are_the_more_one_tells_of_the_other() -> None
 
 
 def test_an_unknown_change_is_expected_to_gain_nothing_with_a_wide_spread() -> None:
-    kin = GainModel([a_past(backend_is_openvino=0.6)]).weigh_past(a_search(an_image_net()))
-    assert kin.expect_gain("+backend=other") == (0.0, SPREAD)
-    mean, spread = kin.expect_gain("+backend=openvino")
+    studies = GainModel([a_past(backend_is_openvino=0.6)]).weigh_past(a_search(an_image_net()))
+    assert studies.expect_gain("+backend=other") == (0.0, SPREAD, 0.0)
+    mean, spread, weight = studies.expect_gain("+backend=openvino")
+    assert weight == pytest.approx(1.0)
     assert mean == pytest.approx(0.4, abs=0.01), "of one study, shrunk by the prior"
     assert spread > 0
     assert not GainModel([a_past()]).weigh_past(a_search(an_image_net(), device="cuda"))
@@ -149,15 +150,13 @@ def test_the_expected_saving_is_that_of_expected_improvement() -> None:
 
 
 def test_of_several_bases_the_one_counts_whose_change_is_known_best() -> None:
-    weighted = [(1.0, a_past(backend_is_inductor=0.1, backend_is_openvino=0.7))] * 5
-    alone, beside = (WeightedStudies(weighted, {EAGER: 1.0, **more}) for more in ({}, {INDUCTOR: 0.9}))
-    frozen = Plan(backend="openvino", threads=1)
-    assert beside.expect_saving_s(OPENVINO, 0.9) == pytest.approx(alone.expect_saving_s(OPENVINO, 0.9))
-    assert beside.expect_saving_s(frozen, 0.9) == pytest.approx(alone.expect_saving_s(frozen, 0.9))
-    known = WeightedStudies([(1.0, a_past(options_is_freezing=0.0))] * 5, {EAGER: 1.0, INDUCTOR: 0.5})
-    assert known.expect_saving_s(FROZEN, 0.5) < WeightedStudies([], {EAGER: 1.0, INDUCTOR: 0.5}).expect_saving_s(
-        FROZEN, 0.5
-    )
+    threads, both = Plan(threads=1), Plan(backend="openvino", threads=1)
+    one_study = [(1.0, a_past(backend_is_openvino=0.7))]
+    alone, beside = (WeightedStudies(one_study, {EAGER: 1.0, **more}) for more in ({}, {threads: 0.9}))
+    assert beside.expect_saving_s(both, 0.9) > 3 * alone.expect_saving_s(both, 0.9), "one thread and OpenVINO"
+    seconds = {EAGER: 1.0, INDUCTOR: 0.5}
+    known = WeightedStudies([(1.0, a_past(options_is_freezing=0.0))] * 5, seconds)
+    assert known.expect_saving_s(FROZEN, 0.5) < WeightedStudies([], seconds).expect_saving_s(FROZEN, 0.5)
 
 
 def test_studies_of_unlike_models_give_no_order() -> None:
@@ -218,13 +217,13 @@ def test_memory_is_searched_for_as_before() -> None:
 
 
 def test_compiling_counts_by_the_calls_over_which_it_is_spread() -> None:
-    kin = GainModel([a_past(backend_is_openvino=0.6)] * 3).weigh_past(a_search(an_image_net()))
+    studies = GainModel([a_past(backend_is_openvino=0.6)] * 3).weigh_past(a_search(an_image_net()))
     choice = load_choices()["backend", "openvino"]
     slow, quick = (Option(OPENVINO, EAGER, choice, 5e-3, overhead_s, 20.0) for overhead_s in (60.0, 6.0))
     never, few, many = (a_search(an_image_net(), calls=calls) for calls in (10**3, 10**5, 10**9))
-    assert slow.expect_saving_s(never, kin) == 0, "compiling takes longer than all calls of eager"
-    assert quick.expect_saving_s(few, kin) > 1.1 * slow.expect_saving_s(few, kin) > 0
-    assert quick.expect_saving_s(many, kin) == pytest.approx(slow.expect_saving_s(many, kin), rel=1e-3)
+    assert slow.expect_saving_s(never, studies) == 0, "compiling takes longer than all calls of eager"
+    assert quick.expect_saving_s(few, studies) > 1.1 * slow.expect_saving_s(few, studies) > 0
+    assert quick.expect_saving_s(many, studies) == pytest.approx(slow.expect_saving_s(many, studies), rel=1e-3)
 
 
 # ---- where past studies are

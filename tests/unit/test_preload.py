@@ -1,19 +1,20 @@
-"""Libraries that the workers' server imports once: found in a target, and never a user's own file."""
+"""Libraries that the workers' server imports once for a command: which, when, and when not."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.trial import preload
-from torchwise.trial.job import Job
-from torchwise.trial.preload import VARIABLE, import_listed, list_imports
+from torchwise.trial.preload import NOTHING, VARIABLE, import_listed, list_imports
 
 FILE = """
 import numpy, my_package
@@ -28,25 +29,42 @@ def sentence(seed):
     from transformers import BertConfig
     import timm.layers
     return transformers.AutoModel
-
-class transformers_like:
-    pass
 """
 
 
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preload, "GPU_FILES", ())
+
+
+@pytest.fixture
+def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make stand-ins for the libraries, on the path."""
+    site = tmp_path / "site"
+    for name in preload.LIBRARIES:
+        (site / name).mkdir(parents=True)
+        (site / name / "__init__.py").write_text("")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(str(site))
+    return site
+
+
 def list_for(target: str, device: str = "cpu") -> list[str]:
-    return list_imports(SimpleNamespace(workload=WorkloadSpec(target, device=device)))
+    told = list_imports(SimpleNamespace(workload=WorkloadSpec(target, device=device)))
+    return [name for name, _ in json.loads(told)]
 
 
+@pytest.mark.usefixtures("libraries")
 def test_imports_at_the_top_and_in_the_factory_count(tmp_path: Path) -> None:
     file = tmp_path / "model.py"
     file.write_text(FILE)
     top = ["transformers.models.bert", "diffusers:UNet2DModel", "diffusers:something"]
     assert list_for(f"{file}:plain") == [*top, "transformers:AutoModel"], "as the file is about such a library"
-    found = list_for(f"{file}:sentence")
-    assert found == [*top, "transformers:BertConfig", "timm.layers", "transformers:AutoModel"]
+    inside = ["transformers:BertConfig", "timm.layers", "transformers:AutoModel"]
+    assert list_for(f"{file}:sentence") == [*top, *inside]
 
 
+@pytest.mark.usefixtures("libraries")
 def test_imports_of_other_factories_do_not(tmp_path: Path) -> None:
     file = tmp_path / "model.py"
     file.write_text("def one():\n    import transformers\n    transformers.A\ndef other():\n    return 1\n")
@@ -62,61 +80,130 @@ def test_a_file_that_cannot_be_read_is_left_to_the_worker(tmp_path: Path, text: 
     assert list_for(f"{file}:make") == []
 
 
-def test_targets_by_prefix_and_live_models(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("libraries")
+def test_targets_by_prefix_and_those_without_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list_for("hf:gpt2@decode,length=64") == ["transformers:PreTrainedModel"]
-    for name in list(sys.modules):
-        if name.partition(".")[0] in preload.LIBRARIES:
-            monkeypatch.delitem(sys.modules, name)
-    assert list_for("live model") == []
-    for name in ("timm.models", "timm.models.resnet", "timm.data", "transformers.models.vit.modeling_vit", "my.models"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    assert list_for("live model") == ["timm.models", "transformers.models.vit.modeling_vit"]
-
-
-def test_a_server_for_a_gpu_imports_none_and_other_jobs_have_the_target_inside() -> None:
+    assert list_for("zoo:tutorial.fusion_demo") == []
     assert list_for("hf:gpt2", device="cuda") == []
     inner = SimpleNamespace(workload=WorkloadSpec("hf:gpt2", device="cpu"))
-    assert list_imports(SimpleNamespace(job=inner)) == ["transformers:PreTrainedModel"]
-    assert list_imports(object()) == []
-    assert list_imports(Job) == []
+    assert list_imports(SimpleNamespace(job=inner)) != NOTHING
+    assert list_imports(object()) == NOTHING
+    monkeypatch.setattr(preload, "GPU_FILES", (__file__,))
+    assert list_for("hf:gpt2") == [], "where a GPU can be seen"
 
 
-def test_what_fails_to_import_is_left_to_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    imported = []
+def test_a_library_beside_the_target_is_not_taken_for_the_installed_one(libraries: Path, tmp_path: Path) -> None:
+    (tmp_path / "timm.py").write_text("")
+    file = tmp_path / "model.py"
+    file.write_text("import timm, transformers\n")
+    told = dict(json.loads(list_imports(SimpleNamespace(workload=WorkloadSpec(f"{file}:make")))))
+    assert told == {"timm": str(tmp_path / "timm.py"), "transformers": str(libraries / "transformers" / "__init__.py")}
 
-    class Lazy(ModuleType):
-        def __getattr__(self, name: str) -> object:
-            imported.append(name)
-            raise RuntimeError(name)
 
-    monkeypatch.setitem(sys.modules, "lazy_library", Lazy("lazy_library"))
-    monkeypatch.setenv(VARIABLE, "lazy_library:Model,no_such_module_at_all,,lazy_library:Other")
+def listen(monkeypatch: pytest.MonkeyPatch, site: Path, name: str, text: str) -> str:
+    """Write a library, and tell the server to import it."""
+    (site / name / "__init__.py").write_text(text)
+    monkeypatch.setattr(preload, "imported", [])
+    monkeypatch.setenv(VARIABLE, json.dumps([[f"{name}:Model", str(site / name / "__init__.py")]]))
+    return name
+
+
+def test_a_listed_library_is_imported_in_silence_and_remembered(
+    libraries: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name = listen(monkeypatch, libraries, "timm", "import os\nos.write(1, b'noise')\nMODEL = 1\n")
     import_listed()
-    assert imported == ["Model", "Other"]
+    assert name in sys.modules
+    assert [module.__name__ for module in preload.imported] == [name]
+    assert capfd.readouterr() == ("", "")
+    monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.parametrize(
+    "text", ["raise SystemExit(3)", "raise RuntimeError", "def __getattr__(name): raise KeyboardInterrupt"]
+)
+def test_a_library_that_fails_is_left_to_the_worker(
+    libraries: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    name = listen(monkeypatch, libraries, "timm", text)
+    import_listed()
+    monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def test_a_library_from_elsewhere_is_not_imported(libraries: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = listen(monkeypatch, libraries, "timm", "")
+    monkeypatch.setenv(VARIABLE, json.dumps([[name, "/elsewhere/timm/__init__.py"]]))
+    import_listed()
+    assert name not in sys.modules
     monkeypatch.delenv(VARIABLE)
     import_listed()
 
 
-@pytest.mark.slow
-def test_a_second_worker_finds_the_library_imported(tmp_path: Path) -> None:
-    """In a process of its own, as the server of this one runs already."""
-    model = tmp_path / "model.py"
-    model.write_text(
-        "def make():\n"
-        "    import torch\n"
-        "    import torchvision as _  # noqa\n"
-        "    return torch.nn.Linear(2, 2), (torch.ones(1, 2),)\n"
+@pytest.mark.parametrize("what", ["threads", "gpu"])
+def test_a_server_that_may_not_be_forked_ends(libraries: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    listen(monkeypatch, libraries, "timm", "")
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    counts = iter((1, 2) if what == "threads" else (1, 1))
+    monkeypatch.setattr(preload, "_count_threads", lambda: next(counts))
+    monkeypatch.setattr(preload, "_holds_gpu", lambda: what == "gpu")
+    import_listed()
+    assert ended == [1]
+
+
+def test_a_cuda_that_was_set_up_counts_as_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in: Any = ModuleType("torch")
+    stand_in.cuda = SimpleNamespace(is_initialized=lambda: True)
+    monkeypatch.setitem(sys.modules, "torch", stand_in)
+    assert preload._holds_gpu()
+    stand_in.cuda = SimpleNamespace(is_initialized=lambda: False)
+    assert not preload._holds_gpu()
+
+
+NOTE = "open({file!r}, 'a').write(str(__file__) + '\\n')\n"
+
+
+def tune(tmp_path: Path, library: str, *more: str) -> list[str]:
+    """Tune a target that imports a library by the command, and return the file of the library for each import."""
+    file = tmp_path / "imports"
+    (tmp_path / "model.py").write_text(
+        "def make():\n    import torch, torchvision as _\n    return torch.nn.Linear(2, 2), (torch.ones(1, 2),)\n"
     )
     package = tmp_path / "site" / "torchvision"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text(f"open({str(tmp_path / 'imports')!r}, 'a').write('x')\n")
-    code = (
-        "import torchwise\n"
-        f"torchwise.tune({f'{model}:make'!r}, plans=[torchwise.Plan(threads=1)], budget=30, "
-        f"store={str(tmp_path / 's.db')!r}, effort='quick')\n"
-    )
-    script = tmp_path / "run.py"
-    script.write_text("if __name__ == '__main__':\n    " + code.replace("\n", "\n    ").rstrip() + "\n")
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").write_text(NOTE.format(file=str(file)) + library)
+    words = [f"{tmp_path / 'model.py'}:make", "--device", "cpu", "--effort", "quick", "--budget", "30"]
+    words += ["--plan", '{"schema":"torchwise.plan/1","threads":1}', "--store", str(tmp_path / "store.db"), *more]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    subprocess.run([sys.executable, str(script)], check=True, env=environment, capture_output=True, timeout=120)
-    assert (tmp_path / "imports").read_text() == "x", "by the server alone, for all workers"
+    subprocess.run(
+        [sys.executable, "-m", "torchwise", "tune", *words],
+        check=True,
+        env=environment,
+        capture_output=True,
+        timeout=120,
+    )
+    return file.read_text().splitlines()
+
+
+SEES_GPU = any(Path(file).exists() for file in preload.GPU_FILES)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(SEES_GPU, reason="the server imports nothing where a GPU can be seen")
+def test_the_workers_of_a_command_find_the_library_imported(tmp_path: Path) -> None:
+    assert len(tune(tmp_path, "")) == 1, "by the server alone, for all workers"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(SEES_GPU, reason="the server imports nothing where a GPU can be seen")
+def test_a_library_that_starts_threads_or_ends_the_server_is_imported_by_each_worker(tmp_path: Path) -> None:
+    threads = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    assert len(tune(tmp_path, threads)) >= 3, "by a server that ended, and by each worker"
+
+
+@pytest.mark.slow
+def test_workers_import_the_library_beside_the_target(tmp_path: Path) -> None:
+    (tmp_path / "torchvision.py").write_text(NOTE.format(file=str(tmp_path / "imports")))
+    files = tune(tmp_path, "")
+    assert len(files) >= 2
+    assert set(files) == {str(tmp_path / "torchvision.py")}

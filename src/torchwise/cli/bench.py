@@ -242,7 +242,7 @@ def _run(
     progress = BenchProgress(keep=lambda benchmark: export(benchmark, resume) if resume else None)
     try:
         with progress:
-            done: Benchmark | None = run_benchmark(request, ProcessLauncher(), progress, earlier)
+            done: Benchmark | None = run_benchmark(request, ProcessLauncher(preloads=True), progress, earlier)
         interrupted = False
     except KeyboardInterrupt:  # caught here, as Typer would end silently
         done, interrupted = progress.benchmark or earlier, True

@@ -8,7 +8,6 @@ large (Kalibera & Jones, Rigorous benchmarking in reasonable time, ISMM 2013).
 from __future__ import annotations
 
 import gc
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from typing import Any
 from torchwise.measure import device_lock
 from torchwise.measure.clock import Clock, Reading
 from torchwise.measure.quality import Watch
-from torchwise.records import Interval, Measurement
+from torchwise.records import Measurement
 from torchwise.records.measurement import INTERFERENCE_FACTOR
 
 MIN_ROUND_S = 0.002
@@ -31,8 +30,6 @@ The host then runs ahead of the device as in a loop. In a block of one call it w
 STOPPING_ROUNDS = 12
 MIN_ROUNDS = 5
 """Rounds that are always made: the range of five holds the median with 94 %, that of three with 75 %."""
-PLAIN_WIDTH, PLAIN_DISTANCE = 0.15, 1.5
-"""The relative half-width of a plain win, and how far the interval lies above 1 in its own half-widths."""
 MAX_ROUNDS = 400
 CHECK_EVERY = 5
 """Rounds between two checks of the interval, an odd number, so that the sides alternate in coming first after a check.
@@ -60,15 +57,12 @@ class Precision:
             processor's caches. The longer the block, the less that weighs.
         rounds: how many are always made. If threads wait for cores, most blocks take long and some do not. A few rounds
             cannot show which.
-        stops_when_plain: whether it is also enough that the candidate is plainly faster, however wide the interval. A
-            search asks more of the plans that lead at its end.
     """
 
     half_width: float = 0.02
     budget_s: float = 4.0
     block_s: float = MIN_ROUND_S
     rounds: int = MIN_ROUNDS
-    stops_when_plain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +135,7 @@ def _measure_pair(
     repeats = _repeats((candidate, baseline), clock, precision.block_s)
     rounds: list[tuple[Reading, Reading]] = []
     watch = Watch(clock.device)
-    pruned = is_plain = False
+    pruned = False
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -153,21 +147,13 @@ def _measure_pair(
             if more >= 0 and more % CHECK_EVERY == 0:
                 speedup = _record(rounds, 1).speedup
                 pruned = prune_below is not None and speedup.high < prune_below
-                is_plain = precision.stops_when_plain and _is_plain_win(speedup)
-                is_tight = speedup.half_width <= precision.half_width
-                if pruned or (len(rounds) >= precision.rounds and (is_tight or is_plain)):
+                if pruned or (len(rounds) >= precision.rounds and speedup.half_width <= precision.half_width):
                     break
     finally:
         if collecting:
             gc.enable()
     result = replace(_record(rounds, max(repeats[id(candidate)])), pruned=pruned)
-    return watch.judge(result, math.inf if is_plain else precision.half_width)
-
-
-def _is_plain_win(speedup: Interval) -> bool:
-    if not speedup.is_usable or speedup.low <= 1 or speedup.half_width > PLAIN_WIDTH:
-        return False
-    return math.log(speedup.low) >= PLAIN_DISTANCE * math.log(speedup.mid / speedup.low)
+    return watch.judge(result, precision.half_width)
 
 
 def _round(

@@ -29,7 +29,6 @@ class EffortProfile:
         duels: at most how many times two plans are timed against each other, if trials do not show which is faster.
         processes: in at most how many fresh processes a plan is timed, if the decision depends on its speed.
         rounds: how many times candidate and eager are timed in one process, or None until the interval is tight.
-        stops_when_plain: whether a process also stops measuring when its candidate is plainly faster than eager.
     """
 
     search_s: float = 900.0
@@ -43,7 +42,6 @@ class EffortProfile:
     duels: int = 3
     processes: int = 5
     rounds: int | None = None
-    stops_when_plain: bool = True
 
 
 EFFORTS: dict[str, EffortProfile] = {
@@ -70,7 +68,6 @@ EFFORTS: dict[str, EffortProfile] = {
         noise_s=10.0,
         duels=5,
         processes=7,
-        stops_when_plain=False,
     ),
 }
 """The profiles by name, the quickest first."""

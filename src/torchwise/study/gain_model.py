@@ -154,6 +154,7 @@ def read_past(storage: Storage, study_id: int) -> list[PastStudy]:
     found, own = list(read_shipped()), storage.get_study(study_id)
     kind, inspection = (own.workload.device, own.workload.mode), own.inspection
     older = [one for one in storage.list_studies(limit=4 * MAX_OWN_STUDIES) if one.created_at < own.created_at]
+    older = [one for one in older if one.target != own.workload.target]
     alike = [one for one in older if (one.device, one.mode) == kind and one.trials]
     for summary in alike[:MAX_OWN_STUDIES]:
         try:
@@ -207,13 +208,14 @@ class WeightedStudies:
         """Whether there are any."""
         return bool(self._weighted)
 
-    def expect_gain(self, change: str) -> tuple[float, float]:
-        """Return the mean and the standard deviation of a change's gain, as logarithms of a speed-up."""
+    def expect_gain(self, change: str) -> tuple[float, float, float]:
+        """Return mean and standard deviation of a change's gain, as logarithms of a speed-up, and its total weight."""
         seen = list(self._find(change))
-        total = PRIOR + math.fsum(weight for weight, _ in seen)
+        known = math.fsum(weight for weight, _ in seen)
+        total = PRIOR + known
         mean = math.fsum(weight * gain for weight, gain in seen) / total
         square = PRIOR * (SPREAD**2 + mean**2) + math.fsum(weight * (gain - mean) ** 2 for weight, gain in seen)
-        return mean, math.sqrt(square / total)
+        return mean, math.sqrt(square / total), known
 
     def _find(self, change: str) -> Iterator[tuple[float, float]]:
         for weight, past in self._weighted:
@@ -228,7 +230,7 @@ class WeightedStudies:
         """
         bases = _list_bases(plan, self._seconds)
         gains = [(*self.expect_gain(name_change(base, plan)), self._seconds[base]) for base in bases]
-        mean, deviation, base_s = min(gains, key=lambda gain: gain[1:])
+        mean, deviation, _, base_s = min(gains, key=lambda gain: (-gain[2], gain[1], gain[3]))
         mean -= math.log(base_s / best_s)
         z = mean / deviation
         improvement = mean * _STANDARD.cdf(z) + deviation * _STANDARD.pdf(z)

@@ -391,11 +391,7 @@ class PlanExperiment(Experiment):
         # If threads wait for cores, eager's time varies widely: no time is its usual one.
         expected_s = None if Trait.CONTENDED_CORES in job.traits else job.baseline_s
         measurement = self.harness.measure(
-            self.calls,
-            eager,
-            prune_below=job.prune_below,
-            expected_s=(None, expected_s),
-            stops_when_plain=job.effort.stops_when_plain,
+            self.calls, eager, prune_below=job.prune_below, expected_s=(None, expected_s)
         )
         return replace(measurement, busy_s=profile_of(self.calls[0], self.harness.device).busy_s)
 

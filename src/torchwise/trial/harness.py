@@ -139,7 +139,6 @@ class Harness:
         expected_s: tuple[float | None, float | None] = (None, None),
         block_s: float = MIN_ROUND_S,
         evict: Callable[[], None] | None = None,
-        stops_when_plain: bool = False,
     ) -> Measurement:
         """Time two sides in alternation, over the shape mix. See `measure_pair`, `Precision` and `Clock`."""
         sides = mix_of(candidate, self.workload), mix_of(baseline, self.workload)
@@ -147,7 +146,7 @@ class Harness:
         is_unsteady = {Trait.CONTENDED_CORES, Trait.SHORT_CALLS} <= self._job.traits
         rounds = STOPPING_ROUNDS if is_unsteady else MIN_ROUNDS
         budget_s = 0.0 if effort.rounds else effort.measure_s
-        precision = Precision(effort.half_width, budget_s, block_s, effort.rounds or rounds, stops_when_plain)
+        precision = Precision(effort.half_width, budget_s, block_s, effort.rounds or rounds)
         clock = replace(self._clock, evict=evict)
         return measure_pair(*sides, clock, precision, prune_below=prune_below, expected_s=expected_s)
 

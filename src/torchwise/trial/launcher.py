@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
@@ -48,6 +48,8 @@ SERVER_VARIABLES = {
     "TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE": "0",
 }
 POLL_S = 0.05
+STARTS = 40
+"""Times that a worker is started until a server that has ended is known to be gone."""
 LOG_TAIL = 600
 TELLING_S = 2.0
 _INNERMOST = re.compile(
@@ -101,11 +103,17 @@ class Launcher(Protocol):
 
 
 class ProcessLauncher:
-    """Runs each job in a process of its own on this machine."""
+    """Runs each job in a process of its own on this machine.
 
-    def __init__(self) -> None:
+    Args:
+        preloads: whether workers may find the libraries of the first job's target imported (`trial/preload.py`), as in
+            a command, which ends before these libraries change.
+    """
+
+    def __init__(self, *, preloads: bool = False) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOAD)
+        self._preloads = preloads
 
     def run(self, job: Assignment, limits: Limits, on_stage: OnStage) -> str | Failure:
         """Run `job` in a new process; see `Launcher.run`."""
@@ -113,13 +121,29 @@ class ProcessLauncher:
         receiver, sender = self._context.Pipe()  # both ways, so that a worker notices when this process is gone
         with tempfile.TemporaryDirectory(prefix="torchwise-log-") as folder:
             log = Path(folder, "output")
-            process = self._context.Process(target=worker.main, args=(job, sender, str(log), known_checks()))
-            has_begun = _start(process, begun + limits.end_s, preload.list_imports(job))
+            process, has_begun = self._start(job, sender, log, begun + limits.end_s)
             sender.close()
             if not has_begun:
                 receiver.close()
                 return Failure(FailureKind.TIMED_OUT, WorkerStage.START, f"passed its limit of {limits.end_s:.0f} s")
             return hold_conversation(process, receiver, limits, on_stage, log, job, begun)
+
+    def _start(self, job: Assignment, sender: Connection, log: Path, end: float) -> tuple[BaseProcess, bool]:
+        """Start a worker, and return it, and whether it began by `end`.
+
+        A server that libraries ended is started anew without them.
+        """
+        imports = preload.list_imports(job) if self._preloads else preload.NOTHING
+        for left in reversed(range(1 if imports == preload.NOTHING else STARTS)):
+            process = self._context.Process(target=worker.main, args=(job, sender, str(log), known_checks()))
+            try:
+                return process, _start(process, end, imports)
+            except (EOFError, ConnectionError, FileNotFoundError):  # it has ended, or is about to
+                if not left:
+                    raise
+                imports, self._preloads = preload.NOTHING, False
+                time.sleep(POLL_S)
+        raise AssertionError("the last start returns or raises")
 
 
 class WorkerProcess(Protocol):
@@ -307,10 +331,10 @@ def _resident(pid: int | None) -> int:
     return total
 
 
-def _start(process: BaseProcess, end: float, imports: Sequence[str] = ()) -> bool:
+def _start(process: BaseProcess, end: float, imports: str = preload.NOTHING) -> bool:
     """Start a worker, and return whether that was done by `end`. Its server may have to load PyTorch first.
 
-    A server that does not run yet imports these modules, too.
+    A server that does not run yet imports these modules, too (`preload.list_imports`).
 
     A worker that begins later finds nobody to answer to, and ends.
     """
@@ -349,7 +373,7 @@ _start_lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def _clean_start(imports: Sequence[str]) -> Iterator[None]:
+def _clean_start(imports: str) -> Iterator[None]:
     """Hide the user's script, and keep the workers' server from touching CUDA, while a worker starts.
 
     multiprocessing would run the script again in the worker. A script that calls `tune` without an `if __name__ ==
@@ -359,7 +383,7 @@ def _clean_start(imports: Sequence[str]) -> Iterator[None]:
     """
     with _start_lock:
         main, nobody = sys.modules["__main__"], ModuleType("__main__")
-        variables = {**SERVER_VARIABLES, preload.VARIABLE: ",".join(imports)}
+        variables = {**SERVER_VARIABLES, preload.VARIABLE: imports}
         before = {name: os.environ.get(name) for name in variables}
         sys.modules["__main__"] = nobody
         os.environ.update(variables)

@@ -29,6 +29,7 @@ from torchwise.errors import InputError, StorageError
 from torchwise.parsing import parse_json
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records.files import write_atomically
+from torchwise.trial import preload
 
 FORMAT = 3
 OPAQUE = (
@@ -121,8 +122,10 @@ class LoadingReads:
 
     def keep(self, file: str, identity: str) -> None:
         """Write the digests with an identity, unless something was read that they do not show."""
-        own = (m.__file__ for name, m in list(sys.modules.items()) if name.partition(".")[0] == "torchwise" and m)
-        paths = [path for path in dict.fromkeys([*self._paths, *filter(None, own)]) if not path.startswith(_VIRTUAL)]
+        own = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] == "torchwise" and m]
+        # The server imported these for the worker, so no event tells of them.
+        files = [getattr(module, "__file__", None) for module in (*own, *preload.imported)]
+        paths = [path for path in dict.fromkeys([*self._paths, *filter(None, files)]) if not path.startswith(_VIRTUAL)]
         if not self._is_complete or any(_changed_at(path) > self._start - SETTLED_S for path in paths):
             return
         looks = {path: kind for path, kind in self._looked_for.items() if path not in self._paths}

@@ -1,8 +1,13 @@
-"""Which libraries the workers of a target import, so that their server imports them once for all of them.
+"""The libraries that workers of a target import: a command's server imports them once for all of its workers.
 
-Importing one model of Transformers takes five seconds on two cores, and each trial has two workers at least. Only
-libraries of models are imported by the server, and none of the user's own files, whose state belongs to one worker. A
-server for a GPU imports none: a library that touches CUDA would keep all workers from it.
+Importing one model of Transformers takes five seconds on two cores, and each trial has two workers at least. The server
+imports libraries of models alone, as the user's own files may keep state, which belongs to one worker. It does so only
+
+- in a command, which ends before its environment or the files of a library change,
+- where no GPU can be seen, as a library that touched one would keep all workers from it,
+- if the server would find the very file of the library that the worker finds, whose folder comes first on its path.
+
+A server that a library leaves with threads, or that ends by it, is started anew without any.
 """
 
 from __future__ import annotations
@@ -10,53 +15,123 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
+import json
 import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from torchwise.plan.workload_spec import WorkloadSpec
 
 VARIABLE = "TORCHWISE_SERVER_IMPORTS"
-"""The environment variable by which the server is told."""
+"""The environment variable by which the server is told: modules, and the files of their libraries."""
 LIBRARIES = ("transformers", "diffusers", "timm", "torchvision", "sentence_transformers")
 BY_PREFIX = {"hf": ("transformers:PreTrainedModel",), "diffusers": ("diffusers:ModelMixin",), "timm": ("timm",)}
 """The parts of a library that all its targets import, by the prefix of a target."""
+GPU_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 MAX_NAMES = 64
+NOTHING = "[]"
+"""JSON for a server that imports no library."""
+MAX_S = 60
+"""Seconds after which the server gives up. The worker imports the rest, within its own limit."""
+
+imported: list[ModuleType] = []
+"""The modules that the server imported for its workers, which hear of none of these files."""
 
 
-def list_imports(job: object) -> list[str]:
-    """List the modules that workers import for the target of a job, each as "module" or "module:name"."""
+def list_imports(job: object) -> str:
+    """Return the imports of a job's target as JSON: a list of "module:name", each with the file of its library."""
     spec = getattr(getattr(job, "job", job), "workload", None)
-    if not isinstance(spec, WorkloadSpec) or spec.device != "cpu":
-        return []
+    if not isinstance(spec, WorkloadSpec) or spec.device != "cpu" or any(Path(one).exists() for one in GPU_FILES):
+        return NOTHING
     prefix, _, rest = spec.target.partition(":")
     found: Iterable[str] = BY_PREFIX.get(prefix, ())
-    if prefix.endswith(".py"):
+    folder = [str(Path(prefix).resolve().parent)] if prefix.endswith(".py") else []
+    if folder:
         found = _scan_file(Path(prefix), rest.partition("@")[0])
-    elif not found:
-        found = _list_loaded()  # a live model's: this process has imported what it needs
-    return list(dict.fromkeys(found))[:MAX_NAMES]
+    told = [(name, _find_file(name, folder)) for name in list(dict.fromkeys(found))[:MAX_NAMES]]
+    return json.dumps([[name, file] for name, file in told if file])
+
+
+def _find_file(name: str, folder: list[str]) -> str | None:
+    """Return the file of a module's library that a worker finds, whose path begins with the folder of its target."""
+    found = PathFinder.find_spec(name.partition(":")[0].partition(".")[0], [*folder, *sys.path])
+    return found.origin if found is not None else None
 
 
 def import_listed() -> None:
-    """Import the modules that the environment lists. One that fails is left to the worker, which raises it again."""
-    for name in filter(None, os.environ.get(VARIABLE, "").split(",")):
-        module, _, attribute = name.partition(":")
-        with contextlib.suppress(Exception):
-            found = importlib.import_module(module)
-            if attribute:
-                getattr(found, attribute)  # which Transformers imports then
+    """Import what the environment lists. What fails is left to the worker, which raises it again.
+
+    It ends the process if that started threads, which no fork takes along, or took hold of a GPU.
+    """
+    told = json.loads(os.environ.get(VARIABLE) or NOTHING)
+    if not told:
+        return
+    before, threads = set(sys.modules), _count_threads()
+    with _silence(), _time_limit():
+        for name, file in told:
+            module, _, attribute = name.partition(":")
+            if _find_file(module, []) != file:
+                continue
+            try:
+                found = importlib.import_module(module)
+                if attribute:
+                    getattr(found, attribute)  # which Transformers imports then
+            except BaseException:  # a library may do anything, and the workers of all targets need this server
+                continue
+    if _count_threads() > threads or _holds_gpu():
+        os._exit(1)
+    imported.extend(filter(None, map(sys.modules.get, set(sys.modules) - before)))
 
 
-def _list_loaded() -> Iterator[str]:
-    for name in list(sys.modules):
-        if name.partition(".")[0] in LIBRARIES and name.rpartition(".")[2].startswith("model"):
-            yield name
+def _holds_gpu() -> bool:
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda is not None and bool(cuda.is_initialized())
+
+
+def _count_threads() -> int:
+    with contextlib.suppress(OSError):
+        return len(os.listdir("/proc/self/task"))
+    return 0
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Keep what libraries print from the output of the command."""
+    kept = [os.dup(number) for number in (1, 2)]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for number in (1, 2):
+            os.dup2(nowhere, number)
+        yield
+    finally:
+        for number, former in zip((1, 2), kept, strict=True):
+            os.dup2(former, number)
+            os.close(former)
+        os.close(nowhere)
+
+
+@contextlib.contextmanager
+def _time_limit() -> Iterator[None]:
+    def stop(_number: int, _frame: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(MAX_S)
+    try:
+        with contextlib.suppress(TimeoutError):  # between two imports
+            yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _scan_file(file: Path, factory: str) -> Iterator[str]:
-    """Yield what a file imports when it is loaded, and when its factory is called."""
+    """Yield what a file imports when it is loaded, and when its factory is called, as "module" or "module:name"."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):  # the worker says what is wrong with it

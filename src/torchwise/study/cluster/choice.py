@@ -49,7 +49,7 @@ def opened(
     `wait_s` are the seconds to wait while all devices of a cluster are in use.
     """
     if launcher != "ray":
-        yield ProcessLauncher(), None
+        yield ProcessLauncher(preloads=True), None
         return
     with RayLauncher(device, address, listener=listener, wait_s=wait_s) as ray_launcher:
         yield ray_launcher, ray_launcher.environment
