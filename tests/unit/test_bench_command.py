@@ -312,7 +312,7 @@ def test_a_file_that_is_no_benchmark_is_not_gone_on_with(loop: Loop, tmp_path: P
 def test_the_loop_itself_runs_from_the_command(monkeypatch, tmp_path: Path, capsys) -> None:
     """The path from the command to the file, with only the worker processes replaced."""
     workers = Workers()
-    monkeypatch.setattr(torchwise.trial, "ProcessLauncher", lambda: workers)
+    monkeypatch.setattr(torchwise.trial, "ProcessLauncher", lambda **_: workers)
     file = tmp_path / "bench.json"
     options = ("--device", "cpu", "--contenders", "eager,default", "--effort", "quick", "--resume", file)
     assert run(TARGET, *options) == 0
@@ -328,7 +328,7 @@ def test_the_loop_itself_runs_from_the_command(monkeypatch, tmp_path: Path, caps
 def test_a_target_that_cannot_be_used_is_bad_input_and_its_rows_say_why(monkeypatch, tmp_path: Path, capsys) -> None:
     other = "zoo:tutorial.branch@small"
     workers = Workers(plain={TARGET: TargetError("m.py has no 'f'")})
-    monkeypatch.setattr(torchwise.trial, "ProcessLauncher", lambda: workers)
+    monkeypatch.setattr(torchwise.trial, "ProcessLauncher", lambda **_: workers)
     monkeypatch.setenv("COLUMNS", "200")
     options = ("--device", "cpu", "--contenders", "eager", "--effort", "quick", "--resume", tmp_path / "bench.json")
     assert run(TARGET, *options) == 2

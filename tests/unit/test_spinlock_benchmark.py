@@ -73,9 +73,10 @@ def test_the_proof_of_noise_is_that_of_the_plan(spinlock: ModuleType) -> None:
     assert [*spinlock.prove_noise(WHOLE, [])] == ["No check of its noise was made."]
 
 
-def test_batches_are_compared_with_eager_at_the_given_one(spinlock: ModuleType) -> None:
+def test_batches_are_on_the_scale_of_the_plans_speedup_at_the_given_one(spinlock: ModuleType) -> None:
     fit = BatchFit("zoo:x", WHOLE, (SizeTried(5, 300.0), SizeTried(10, 450.0), SizeTried(20, 900.0, problem="is slow")))
-    best, lines = spinlock.describe_batches(fit, 100.0)
-    assert best == 4.5
-    assert lines[3].startswith("| 10 | 450 | 4.50× |")
+    best, lines = spinlock.describe_batches(fit, 5, 2.0)
+    assert best == 3.0
+    assert lines[2].startswith("| 5 | 300 | 2.00× |"), "as the table of the plan says"
+    assert lines[3].startswith("| 10 | 450 | 3.00× |")
     assert "| 20 | is slow |" in lines[4]
