@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torchwise import environment
+from torchwise.compile.transforms.function_graphs.nodes import name_of
 from torchwise.plan import Plan
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Decision
@@ -38,3 +39,21 @@ def capture_graph(call: Callable[..., Any], *args: Any, **compile: Any) -> Captu
     torch.compile(call, backend=take, fullgraph=True, **compile)(*args)
     (one,) = found
     return one
+
+
+def rewrite_and_call(
+    call: Callable[..., Any], *inputs: Any, rewrite: Callable[[torch.fx.Graph], int]
+) -> tuple[Any, int, list[str]]:
+    """Return the answer of a call with rewritten graphs, the places that were rewritten, and the functions left."""
+    places, names = 0, []
+
+    def take(module: torch.fx.GraphModule, _: Any) -> Any:
+        nonlocal places
+        places += rewrite(module.graph)
+        module.graph.lint()
+        module.recompile()
+        names.extend(filter(None, map(name_of, module.graph.nodes)))
+        return module.forward
+
+    torch.compiler.reset()
+    return torch.compile(call, backend=take)(*inputs), places, names

@@ -853,11 +853,11 @@ def test_forms_of_outputs_are_kept_once(machine: Machine) -> None:
             return make(count(x, counts))
 
         captured = WithObjects(call, lambda inner: CapturedCall(inner, None, device="cuda", mode="inference"))
-        for shape in ((1,), (3,), (1, 3), (1, 1), (2, 3), (1, 1, 3)):
+        for shape in ((3,), (2, 3), (1, 3)):  # each a recording of its own
             for _ in range(3):
                 counts = Counts()
-                counts.total = torch.zeros(2, 3) if shape == (2, 3) else torch.zeros(3)
-                answer = captured(torch.ones(shape[-1]) if shape != (2, 3) else torch.ones(shape), counts)
+                counts.total = torch.zeros(shape)
+                answer = captured(torch.ones(shape), counts)
                 assert type(answer) is make
                 assert answer["counts"] is counts
         assert len(captured._forms) == kept

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import dynamo_graphs
 from torchwise.compile import compile_plan
 from torchwise.compile.backends import inductor
 from torchwise.compile.transforms import function_graphs
 from torchwise.compile.transforms.function_graphs import OPTION, fused_attention, graph_pass, grouped_keys
-from torchwise.compile.transforms.function_graphs.nodes import name_of
 from torchwise.compile.transforms.function_graphs.record import record
 from torchwise.errors import NoEffectError, PlanError, UnsupportedError
 from torchwise.plan import Numerics, Plan, PlanSpace
@@ -40,22 +40,7 @@ def draw(*sizes: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     return [torch.randn(sizes or (2, 4, 64, 32), generator=generator).to(dtype) for _ in range(3)]
 
 
-def rewrite_and_call(
-    call: Callable[..., Any], *inputs: Any, rewrite: Callable[[torch.fx.Graph], int] = fused_attention.rewrite
-) -> tuple[Any, int, list[str]]:
-    """Return the answer of a call with rewritten graphs, the places that were rewritten, and the functions left."""
-    places, names = 0, []
-
-    def take(module: torch.fx.GraphModule, _: Any) -> Any:
-        nonlocal places
-        places += rewrite(module.graph)
-        module.graph.lint()
-        module.recompile()
-        names.extend(filter(None, map(name_of, module.graph.nodes)))
-        return module.forward
-
-    torch.compiler.reset()
-    return torch.compile(call, backend=take)(*inputs), places, names
+rewrite_and_call = functools.partial(dynamo_graphs.rewrite_and_call, rewrite=fused_attention.rewrite)
 
 
 @pytest.mark.parametrize(
@@ -495,7 +480,7 @@ def test_a_pass_is_asked_until_it_was_applied() -> None:
 
 def test_the_source_of_every_kind_of_rewrite_is_found() -> None:
     found = function_graphs._find_source
-    assert found(functools.partial(functools.partial(rewrite_and_call))) == __file__
+    assert found(functools.partial(functools.partial(draw))) == __file__
     assert found(Attending()) == __file__
     assert found(len) is None
 

@@ -76,6 +76,17 @@ def test_a_change_of_any_file_that_was_read_is_noticed(folder: Path, name: str) 
     assert recall_identity(file) is None
 
 
+def test_a_change_of_a_library_that_the_server_imported_is_noticed(folder: Path) -> None:
+    library = folder / "library.py"
+    library.write_text("")
+    os.utime(library, (0, 0))
+    more = "from types import ModuleType; from torchwise.trial import preload; one = ModuleType('library')"
+    file = load(f"{more}; one.__file__ = {str(library)!r}; preload.imported.append(one)")
+    assert recall_identity(file) == "the identity"
+    library.write_text("VERSION = 2")
+    assert recall_identity(file) is None
+
+
 def test_a_new_file_in_a_listed_folder_is_noticed(folder: Path) -> None:
     (folder / "data").mkdir()
     os.utime(folder / "data", (0, 0))

@@ -10,30 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dynamo_graphs import rewrite_and_call
 from torchwise.compile.transforms.function_graphs import fft_sizes, log_softmax, pair_distances
-from torchwise.compile.transforms.function_graphs.nodes import name_of
 from torchwise.compile.transforms.function_graphs.record import record
 from torchwise.plan import Numerics, PlanSpace, Trait
 
 POINTS, OTHERS = (torch.randn(size, 16, generator=torch.Generator().manual_seed(size)) for size in (5, 7))
-
-
-def rewrite_and_call(
-    rewrite: Callable[[torch.fx.Graph], int], call: Callable[..., Any], *inputs: Any
-) -> tuple[Any, int, list[str]]:
-    """Return the answer of a call with rewritten graphs, the places that were rewritten, and the functions left."""
-    places, names = 0, []
-
-    def take(module: torch.fx.GraphModule, _: Any) -> Any:
-        nonlocal places
-        places += rewrite(module.graph)
-        module.graph.lint()
-        module.recompile()
-        names.extend(filter(None, map(name_of, module.graph.nodes)))
-        return module.forward
-
-    torch.compiler.reset()
-    return torch.compile(call, backend=take)(*inputs), places, names
 
 
 LOGS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -48,7 +30,7 @@ LOGS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", LOGS)
 def test_the_logarithm_of_a_softmax_is_one_function_with_the_same_answer(name: str) -> None:
-    answer, places, names = rewrite_and_call(log_softmax.rewrite, LOGS[name], POINTS)
+    answer, places, names = rewrite_and_call(LOGS[name], POINTS, rewrite=log_softmax.rewrite)
     assert places == 1
     assert "log_softmax" in names
     assert not {"softmax", "log"} & set(names)
@@ -87,14 +69,14 @@ OTHER_LOGS: list[Callable[[Tensor], Any]] = [
 
 @pytest.mark.parametrize("call", OTHER_LOGS)
 def test_other_logarithms_stay(call: Callable[[Tensor], Any]) -> None:
-    answer, places, _ = rewrite_and_call(log_softmax.rewrite, call, POINTS.clone())
+    answer, places, _ = rewrite_and_call(call, POINTS.clone(), rewrite=log_softmax.rewrite)
     assert places == 0
     torch.testing.assert_close(answer, call(POINTS.clone()))
 
 
 def test_shares_that_underflow_have_the_logarithms_of_float64() -> None:
     x = torch.tensor([[0.0, -200.0]])
-    answer, _, _ = rewrite_and_call(log_softmax.rewrite, LOGS["method"], x)
+    answer, _, _ = rewrite_and_call(LOGS["method"], x, rewrite=log_softmax.rewrite)
     assert LOGS["method"](x)[0, 1] == -torch.inf
     torch.testing.assert_close(answer.double(), LOGS["method"](x.double()))
 
@@ -118,7 +100,7 @@ DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", DISTANCES)
 def test_distances_of_all_pairs_are_a_product(name: str) -> None:
     call = DISTANCES[name]
-    answer, places, names = rewrite_and_call(pair_distances.rewrite, call, POINTS, OTHERS)
+    answer, places, names = rewrite_and_call(call, POINTS, OTHERS, rewrite=pair_distances.rewrite)
     assert places == 1
     assert "matmul" in names
     assert not {"norm", "vector_norm", "linalg_vector_norm", "linalg_norm", "pow"} & set(names), "nothing is left"
@@ -128,7 +110,7 @@ def test_distances_of_all_pairs_are_a_product(name: str) -> None:
 
 def test_a_distance_of_nothing_is_no_nan() -> None:
     x = 1e3 + POINTS
-    answer, places, _ = rewrite_and_call(pair_distances.rewrite, DISTANCES["norm"], x, x)
+    answer, places, _ = rewrite_and_call(DISTANCES["norm"], x, x, rewrite=pair_distances.rewrite)
     assert places == 1
     assert not answer.isnan().any()
 
@@ -181,7 +163,7 @@ OTHER_DISTANCES: list[Callable[[Tensor, Tensor], Any]] = [
 
 @pytest.mark.parametrize("call", OTHER_DISTANCES)
 def test_other_sums_stay(call: Callable[[Tensor, Tensor], Any]) -> None:
-    answer, places, _ = rewrite_and_call(pair_distances.rewrite, call, POINTS.clone(), OTHERS)
+    answer, places, _ = rewrite_and_call(call, POINTS.clone(), OTHERS, rewrite=pair_distances.rewrite)
     assert places == 0
     torch.testing.assert_close(answer, call(POINTS.clone(), OTHERS))
 
@@ -202,7 +184,7 @@ CONVOLUTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_a_convolution_is_padded_to_a_quick_length_with_the_same_answer(name: str) -> None:
     call = CONVOLUTIONS[name]
-    answer, places, names = rewrite_and_call(fft_sizes.rewrite, call, SIGNAL, FILTER)
+    answer, places, names = rewrite_and_call(call, SIGNAL, FILTER, rewrite=fft_sizes.rewrite)
     assert places == 1
     assert "narrow" in names
     torch.testing.assert_close(answer, call(SIGNAL, FILTER), rtol=1e-4, atol=1e-4)
@@ -230,7 +212,7 @@ OTHER_TRANSFORMS: list[Callable[[Tensor, Tensor], Any]] = [
 
 @pytest.mark.parametrize("call", OTHER_TRANSFORMS)
 def test_other_transforms_stay(call: Callable[[Tensor, Tensor], Any]) -> None:
-    answer, places, _ = rewrite_and_call(fft_sizes.rewrite, call, SIGNAL, FILTER)
+    answer, places, _ = rewrite_and_call(call, SIGNAL, FILTER, rewrite=fft_sizes.rewrite)
     assert places == 0
     torch.testing.assert_close(answer, call(SIGNAL, FILTER))
 

@@ -1,7 +1,7 @@
 """The libraries that workers of a target import: a command's server imports them once for all of its workers.
 
-Importing one model of Transformers takes five seconds on two cores, and each trial has two workers at least. The server
-imports libraries of models alone, as the user's own files may keep state, which belongs to one worker. It does so only
+Importing a model of Transformers takes seconds, and each trial has a worker or more. The server imports libraries of
+models alone, as the user's own files may keep state, which belongs to one worker. It does so only
 
 - in a command, which ends before its environment or the files of a library change,
 - where no GPU can be seen, as a library that touched one would keep all workers from it,

@@ -1,8 +1,8 @@
 """Convolutions by Fourier transforms are padded to a length that is quick to transform.
 
-A transform of a length with a large prime factor takes several times one of a length of small factors: a convolution of
-10,007 numbers took 53 ms on two cores, and 4.7 ms padded to 10,080. Where both signals together are no longer than the
-transform, nothing wraps around, and more zeros at the end change nothing before them.
+Libraries have code for lengths of small prime factors. Other lengths take more work, by Bluestein's algorithm (1970) or
+the like, and a longer transform may be the quicker one. Where both signals together are no longer than the transform,
+nothing wraps around, and more zeros at the end change nothing before them.
 
 A product of spectra that something else reads, too, or that wraps around, is left alone, as is a filter whose spectrum
 is an input: its length is fixed.

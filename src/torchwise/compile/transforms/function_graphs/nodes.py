@@ -45,10 +45,7 @@ _WRITES = {
     *(name.strip("_") for name in dir(operator) if name[:3] == "__i" and f"__{name[3:]}" in dir(operator)),
 }
 """Functions that write, and have no underscore at their end: `operator.iadd` and all like it."""
-_MODES = {
-    *("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_enter_inference_mode", "_exit_inference_mode"),
-    *("set_grad_enabled", "_enter_inference", "_exit_inference"),
-}
+_MODES = {"_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_enter_inference_mode", "_exit_inference_mode"}
 """Functions by which Dynamo writes the contexts of a program down."""
 _VIEWS = ("view", "reshape", "transpose", "mean", "sum", "getitem", "unsqueeze", "squeeze", "contiguous")
 
