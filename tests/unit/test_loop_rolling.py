@@ -686,6 +686,30 @@ def test_a_long_graph_that_repeats_nothing_is_not_compiled_at_all() -> None:
     assert inner.sizes == []
 
 
+def test_a_graph_that_repeats_nothing_is_not_compiled_before_its_plan_is_refused() -> None:
+    inner = Counting()
+    backend = LoopRolling(inner)
+    with pytest.raises(UnsupportedError, match="scope 'rolled' changes nothing here"), backend.assert_applied():
+        assert torch.equal(torch.compile(lambda x: loop(x, 2), backend=backend)(x := torch.randn(4)), loop(x, 2))
+    assert inner.sizes == []
+    torch.compile(lambda x: loop(x, 1), backend=backend)(torch.randn(4))
+    assert inner.sizes == [4], "compiled by a later call, which is not refused"
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 6), (6, 1)])
+def test_a_graph_that_repeats_nothing_is_compiled_beside_one_that_does(before: int, after: int) -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        x = loop(x, before)
+        torch._dynamo.graph_break()
+        return loop(x, after)
+
+    inner = Counting()
+    backend = LoopRolling(inner)
+    with backend.assert_applied():
+        torch.compile(broken, backend=backend, dynamic=False)(torch.randn(4))
+    assert inner.sizes == [4, 4], "one step by itself, and the body of the others"
+
+
 def test_effective_asks_once_for_what_is_compiled() -> None:
     backend = LoopRolling(Counting())
     compiled = torch.compile(loop, backend=backend, dynamic=False)

@@ -41,6 +41,8 @@ WRAPPED = "_torchdynamo_orig_callable"
 """The attribute of a wrapper of Dynamo with the function in it."""
 INNER_BACKEND = "_torchdynamo_orig_backend"
 """The attribute of a callback or a backend for the one that it wraps."""
+ENDS_BY = "compile_subgraph_reason"
+"""The attribute of a captured graph with the reason why it ends."""
 
 HISTORY = PrivateName("torch._dynamo.pgo", "_CODE_STATE")
 """The sizes and numbers that each code object has seen. Those that varied become dynamic."""
@@ -130,6 +132,11 @@ def count_compiled_graphs() -> int:
 def count_graph_breaks() -> int:
     """Count the graph breaks in this process."""
     return sum(get_counters("graph_break").values())
+
+
+def ends_by_return(module: torch.fx.GraphModule) -> bool:
+    """Whether a captured graph ends with its function, and not at a graph break. It is False if Dynamo does not say."""
+    return getattr(getattr(module, ENDS_BY, None), "graph_break", True) is False
 
 
 def count_cudagraph_skips() -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -40,7 +41,8 @@ LONG = 500
 class LoopRolling:
     """A backend of `torch.compile` around another one, which compiles one body for all of its repetitions.
 
-    A short graph without repetitions is compiled unchanged. A long one runs in eager.
+    A short graph without repetitions is compiled unchanged. A long one runs in eager. So does one that is all that a
+    first call has: its plan is refused, and to compile it would be in vain.
 
     Args:
         inner: compiles one graph for its inputs, which are fake tensors.
@@ -54,6 +56,7 @@ class LoopRolling:
 
     def __init__(self, inner: Callable[..., Any]) -> None:
         self._inner = inner
+        self._watched = threading.local()  # in a first call: the graphs that were rolled before, and the graph breaks
         self.rolled = 0
         self.reasons: list[str] = []
 
@@ -64,8 +67,8 @@ class LoopRolling:
             cut = split_graph(flow, find_repeated(flow))
         except UnsupportedError as reason:
             self.reasons.append(str(reason))
-            is_long = len(module.graph.nodes) > LONG
-            unrolled: Callable[..., Any] = module.forward if is_long else self._inner(module, inputs)
+            is_in_vain = len(module.graph.nodes) > LONG or self._is_all(module)
+            unrolled: Callable[..., Any] = module.forward if is_in_vain else self._inner(module, inputs)
             return unrolled
         self.rolled += 1
         return compile_parts(flow, cut, functools.partial(self._compile_part, flow.fake_mode))
@@ -75,12 +78,21 @@ class LoopRolling:
             compiled: Callable[..., Any] = self._inner(module, inputs)
         return compiled
 
+    def _is_all(self, module: torch.fx.GraphModule) -> bool:
+        """Whether a graph is all that the watched first call of this thread has."""
+        before = getattr(self._watched, "before", None)
+        return before == (self.rolled, dynamo.count_graph_breaks()) and dynamo.ends_by_return(module)
+
     @contextlib.contextmanager
     def assert_applied(self) -> Iterator[None]:
         """Watch a first call, and the reasons of the inner backend (see `assert_transform_applied`)."""
         inner = getattr(self._inner, "assert_applied", contextlib.nullcontext)
-        with assert_transform_applied(("scope", "rolled"), lambda: self.rolled, self.reasons), inner():
-            yield
+        self._watched.before = self.rolled, dynamo.count_graph_breaks()
+        try:
+            with assert_transform_applied(("scope", "rolled"), lambda: self.rolled, self.reasons), inner():
+                yield
+        finally:
+            self._watched.before = None
 
 
 @functools.cache
