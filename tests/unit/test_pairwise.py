@@ -11,7 +11,7 @@ from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Duel, Failure, FailureKind, Interval, Trial
 from torchwise.records.trial import relative_speeds
 from torchwise.study.decision import decide
-from torchwise.study.pairwise import next_duel
+from torchwise.study.pairwise import next_duel, next_repeat
 
 FROZEN = INDUCTOR.with_choice("options", ("freezing", True))
 WRAPPED = FROZEN.with_choice("options", ("cpp_wrapper", True))
@@ -30,6 +30,31 @@ def decide_trials(*trials: Trial, calls: int = MANY) -> Decision:
 
 def plans_of(pair: tuple[Trial, Trial] | None) -> tuple[Plan, Plan] | None:
     return pair and (pair[0].plan, pair[1].plan)
+
+
+# ---- which is timed against eager again
+
+
+def test_the_chosen_plan_has_two_processes() -> None:
+    again = (make_measurement(2.02),)
+    leader, simpler = a_trial(FROZEN, 2.02, repeats=again), a_trial(INDUCTOR, 2.0, repeats=())
+    found = next_repeat(a_history(leader, simpler, calls=MANY), 5, 0.02, 4)
+    assert found is not None
+    assert found.plan == INDUCTOR, "the simpler of a tie"
+    simpler = replace(simpler, repeats=(make_measurement(2.0),))
+    assert next_repeat(a_history(leader, simpler, calls=MANY), 5, 0.02, 4) is None
+    alone = replace(simpler, plan=Plan(threads=1), repeats=())
+    assert next_repeat(a_history(leader, alone, calls=MANY), 5, 0.02, 4) is None, "nothing of it is compiled"
+
+
+@pytest.mark.parametrize(("again", "plan"), [((1.6, 1.1), None), ((1.6, 0.9), FROZEN)])
+def test_the_next_plan_has_its_turn_if_all_processes_of_the_first_do_not_tell(
+    again: tuple[float, ...], plan: Plan | None
+) -> None:
+    first = a_trial(INDUCTOR, 1.3, repeats=tuple(map(make_measurement, again)))
+    second = a_trial(FROZEN, 1.05, repeats=(make_measurement(1.04),))
+    found = next_repeat(a_history(first, second, calls=MANY), 3, 0.02, 4)
+    assert (found and found.plan) == plan
 
 
 # ---- which is held

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -912,6 +913,60 @@ def test_a_plan_that_processes_contradict_is_timed_in_as_many_as_the_effort_allo
 
 def test_a_plan_that_is_plainly_faster_has_no_more_processes_than_its_warm_start(storage: Storage) -> None:
     assert len(search(storage, Fickle(2.0, 2.02), "thorough").processes) == 2
+
+
+class Searched(Table):
+    """A search among plans of several backends, all of which beat eager."""
+
+    def __init__(self, **speeds: float) -> None:
+        super().__init__()
+        self.known = {Plan(backend=name): (speed, 1.0, GOOD) for name, speed in speeds.items()}
+
+    def run(self, job: Job, limits: Limits, on_stage: object) -> str | Failure:
+        answer = super().run(job, limits, on_stage)
+        if job.task == "try" and isinstance(answer, str):
+            Path(job.cache_dir, "compiled").touch()
+        return answer
+
+    def expect_starts(self, *, all_twice: bool) -> dict[Plan, int]:
+        """Return how often each plan is started if only those that lead are started twice, or all that beat eager."""
+        expected, best = dict[Plan, int](), 1.0
+        for plan in self.list_tried():
+            speed = self.speed(plan)
+            expected[plan] = 1 + (speed > (1.0 if all_twice else best) and plan.backend != "eager")
+            best = max(best, speed)
+        return expected
+
+
+@pytest.mark.parametrize("restarts", [1, 9])
+@pytest.mark.parametrize("best", ["openvino", "onnxruntime", "inductor"])
+def test_only_a_plan_that_leads_is_started_twice_unless_restarts_have_a_price(
+    storage: Storage, restarts: int, best: str
+) -> None:
+    speeds = {"openvino": 2.8, "onnxruntime": 2.8, "inductor": 2.8}
+    table = Searched(**{**speeds, best: 3.0})
+    workload = WorkloadSpec("zoo:anything", calls=ENDLESS, restarts=restarts)
+    study = run_study(Request(workload), storage, table, Listener())
+    started = Counter(plan for task, plan in table.ran if task in ("try", "warm"))
+    assert started == table.expect_starts(all_twice=restarts > 1)
+    assert restarts > 1 or 1 in [started[Plan(backend=name)] for name in speeds]
+    assert study.decision is not None
+    assert (study.decision.plan, study.decision.warm_s) == (Plan(backend=best), 0.25)
+
+
+def test_a_plan_that_leads_once_another_has_failed_is_started_again_before_it_is_chosen(storage: Storage) -> None:
+    class Fails(Searched):
+        def run(self, job: Job, limits: Limits, on_stage: object) -> str | Failure:
+            if job.task == "warm" and job.plan == INDUCTOR and ("warm", INDUCTOR) in self.ran:
+                return Failure(FailureKind.DIED, "measure", "SIGSEGV")
+            return super().run(job, limits, on_stage)
+
+    table = Fails(inductor=1.04, openvino=1.03)
+    study = run_study(request(ENDLESS), storage, table, Listener())
+    other = Plan(backend="openvino")
+    assert study.decision is not None
+    assert study.decision.plan == other
+    assert len(next(trial for trial in study.trials if trial.plan == other).processes) > 1
 
 
 def test_one_process_that_says_eighty_times_is_not_believed_where_the_next_says_six(storage: Storage) -> None:

@@ -248,16 +248,23 @@ class Trial(Shown):
         return self.is_verified and self.measurement is not None and self.measurement.speedup.low > 1
 
 
-def with_repeat(trial: Trial, found: Measurement | Failure) -> Trial:
+def with_repeat(trial: Trial, found: Measurement | Failure, warm_s: float | None = None) -> Trial:
     """Return a verified trial with the result of one more fresh process. If that process failed, so has the trial.
 
     A plan that works in one process and not in the next would fail after some restart. A process that the budget ended
     tells nothing, so the trial stays as it is.
+
+    Args:
+        trial: of the plan.
+        found: the process's result.
+        warm_s: seconds of its first calls from the caches of the trial, or None if it had none.
     """
     if isinstance(found, Failure) and found.kind is FailureKind.OUT_OF_BUDGET:
         return trial
     if isinstance(found, Failure):
         return replace(trial, state=TrialState.FAIL, failure=found, reason=str(found))
+    if trial.costs and trial.costs.warm_s is None:
+        trial = replace(trial, costs=replace(trial.costs, warm_s=warm_s))
     trial = replace(trial, repeats=(*trial.repeats, found))
     return replace(trial, reason=f"verified, {trial.speedup}× eager's speed")
 

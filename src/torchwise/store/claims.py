@@ -88,9 +88,11 @@ def keep_duel(connection: Connection, study_id: int, plan: Plan, duel: Duel) -> 
     return trial.duel or duel if trial else duel
 
 
-def keep_repeat(connection: Connection, study_id: int, plan: Plan, found: Measurement | Failure) -> Trial | None:
+def keep_repeat(
+    connection: Connection, study_id: int, plan: Plan, found: Measurement | Failure, warm_s: float | None
+) -> Trial | None:
     """Add the result of another process to the finished trial of a plan. Return the trial, or None if there is none."""
-    return _add(connection, study_id, plan, lambda trial: with_repeat(trial, found))
+    return _add(connection, study_id, plan, lambda trial: with_repeat(trial, found, warm_s))
 
 
 def _add(connection: Connection, study_id: int, plan: Plan, change: Callable[[Trial], Trial]) -> Trial | None:

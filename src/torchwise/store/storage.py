@@ -212,13 +212,17 @@ class Storage:
         """
         return self._database.write(lambda c: claims.keep_duel(c, study_id, plan, duel))
 
-    def keep_repeat(self, study_id: int, plan: Plan, found: Measurement | Failure) -> Trial | None:
+    def keep_repeat(
+        self, study_id: int, plan: Plan, found: Measurement | Failure, warm_s: float | None = None
+    ) -> Trial | None:
         """Add the result of another process for a plan to its finished trial.
+
+        `warm_s` are the seconds of its first calls from warm caches, which count if the trial has none yet.
 
         Returns:
             The trial with all its measurements, failed if that process failed, or None if there is no such trial.
         """
-        return self._database.write(lambda c: claims.keep_repeat(c, study_id, plan, found))
+        return self._database.write(lambda c: claims.keep_repeat(c, study_id, plan, found, warm_s))
 
     def release_trial(self, study_id: int, number: int) -> None:
         """Release a claim, such as after an interruption, as if the plan had never been claimed.

@@ -144,6 +144,11 @@ class History:
         """Return the trial of a plan, or None."""
         return next((trial for trial in self.trials if trial.plan == plan), None)
 
+    def with_trial(self, trial: Trial) -> History:
+        """Return the history with a trial in place of that of the same plan."""
+        others = (other for other in self.trials if other.plan != trial.plan)
+        return replace(self, trials=(*others, trial))
+
     def find_refusal(self, plan: Plan) -> Trial | None:
         """Return the trial that was refused for parts of its plan that `plan` has as well, or None.
 

@@ -62,7 +62,7 @@ class PlanStudy:
         """
         trial = Trial(0, self.job.plan, TrialState.RUNNING, started_at=time.time())
         job = replace(self.job, **changes)
-        return try_plan(self._launcher, job, trial, self._limits(), self._on_stage, warm=False)
+        return try_plan(self._launcher, job, trial, self._limits(), self._on_stage, starts_again=lambda _: False)
 
     def ask(self, job: Assignment, kind: type[T]) -> T | Failure:
         """Have a worker do a further job, and return its answer of this kind, or how it failed."""

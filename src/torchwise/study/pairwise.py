@@ -11,7 +11,8 @@ Statistical Decision Theory, 1961, section 5.3).
 
 A plan that leads by its trial may owe that to its process. So the likeliest plan is timed beside eager in more of them.
 That ends when its interval is narrow, or so far from eager's that no further process could change the choice. If all
-its allowed processes have not told, the next likeliest has its turn.
+its allowed processes have not told, the next likeliest has its turn. The plan that is chosen has two at least: one that
+works in one process alone would fail after a restart.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from torchwise.plan.space import complexity_of
 from torchwise.records import Interval, Trial
 from torchwise.records.processes import PLAIN_LATER, PROCESS_SPREAD, is_plain
 from torchwise.records.trial import relative_speeds
-from torchwise.study.history import TIE, History
+from torchwise.study.history import TIE, WARM_SHARE, History
 
+LEAST = 2
+"""Processes that the chosen plan is timed in at least, if it compiles."""
 MARGIN = 0.97
 """Share of the leader's speed from which a candidate is measured to its end: ties go to the simpler plan."""
 _UNIT = NormalDist()
@@ -136,8 +139,9 @@ def _predict_duel_s(challenger: Trial, leader: Trial, history: History, cached: 
     compiling = 0.0
     for trial in (challenger, leader):
         assert trial.costs is not None, "a plan that pays was compiled"
-        warm = trial.costs.warm_s if trial.plan in cached else None
-        compiling += trial.costs.cold_s if warm is None else warm
+        share = WARM_SHARE if trial.plan.backend != "eager" else 1.0  # which has nothing in a cache
+        warm_s = share * trial.costs.cold_s if trial.costs.warm_s is None else trial.costs.warm_s
+        compiling += warm_s if trial.plan in cached else trial.costs.cold_s
     return compiling + history.min_noncompile_s
 
 
@@ -151,11 +155,16 @@ def next_repeat(history: History, most: int, half_width: float, plans: int) -> T
     """
     if history.workload.objective == "memory" or not history.eager_fits:
         return None  # there bytes decide
+    chosen = cheapest(history)
+    if chosen is not None and chosen.plan.backend != "eager" and len(chosen.processes) < min(LEAST, most):
+        return chosen
     for trial in history.list_promising()[:plans]:
         if _is_plain(trial, history, half_width):
             return None
         if len(trial.processes) < most:
             return trial
+        if history.economics.surely_pays(trial):  # by all of them, and whatever another plan's would tell
+            return None
     return None
 
 

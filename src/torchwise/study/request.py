@@ -170,6 +170,11 @@ class Request:
         return self.budget_s is not None and self.limit_s is None
 
     @property
+    def starts_all_again(self) -> bool:
+        """Whether every plan that beats eager is started once more: the user named it, or its warm start may count."""
+        return self.plans is not None or self.workload.restarts > 1 or self.workload.objective == "memory"
+
+    @property
     def trial_s(self) -> float:
         """Seconds after which one trial is ended, with those that it may compile."""
         own = EFFORTS[self.effort if self.plans is None else "thorough"].trial_s

@@ -19,19 +19,10 @@ from torchwise.plan import EAGER, Plan, Trait
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.known_names import find_unusable_part
 from torchwise.plan.space import PlanSpace
-from torchwise.records import (
-    Failure,
-    FailureKind,
-    Inspection,
-    Measurement,
-    Study,
-    StudyState,
-    Trial,
-    TrialState,
-    WorkerStage,
-)
+from torchwise.records import Failure, FailureKind, Inspection, Study, StudyState, Trial, TrialState, WorkerStage
 from torchwise.records import format as show
 from torchwise.records.listener import Listener
+from torchwise.records.measurement import Measurement
 from torchwise.records.trial import with_repeat
 from torchwise.store import LeaseOwner, Storage, StudyKey
 from torchwise.study.batch_search import search_batch
@@ -43,15 +34,7 @@ from torchwise.study.history import History, has_ended_early, keep_known
 from torchwise.study.pairwise import front, next_cold, next_duel, next_repeat, prune_below
 from torchwise.study.request import Request, check_requirements, recall_inspection
 from torchwise.study.samplers import ListedSampler, Proposal, Sampler, StagedSampler
-from torchwise.trial import (
-    Budget,
-    Launcher,
-    Limits,
-    hold_duel,
-    inspect_workload,
-    measure_again,
-    try_plan,
-)
+from torchwise.trial import Budget, Launcher, Limits, hold_duel, inspect_workload, measure_again, try_plan
 from torchwise.trial.full_graph import require_full_graph
 from torchwise.trial.loading_reads import reads_file
 
@@ -260,7 +243,11 @@ class _Loop:
             cache_dir=self.caches.new(trial.plan),
         )
         limits = self.request.make_limits(min(self._limit_s(history, math.isinf(limit_s)), limit_s))
-        return try_plan(self.launcher, job, trial, limits, self.budget.spent.stage)
+        return try_plan(self.launcher, job, trial, limits, self.budget.spent.stage, starts_again=self._counts_on)
+
+    def _counts_on(self, trial: Trial) -> bool:
+        """Return whether a promising plan is started once more at once. Another one is if it is chosen in the end."""
+        return self.request.starts_all_again or self._history().with_trial(trial).incumbent() == trial.plan
 
     def _resolve_ties(self) -> int:
         """Time plans again if the decision depends on differences that a trial may not tell, and return how many times.
@@ -293,16 +280,18 @@ class _Loop:
         job = replace(self.request.make_job("warm"), plan=trial.plan, traits=self._traits(history))
         job = replace(job, baseline_s=history.economics.baseline_s, cold=self._cold)
         caches, limits = self.caches.list_folders(trial.plan), self.request.make_limits(self._limit_s(history))
-        found = measure_again(self.launcher, job, limits, self.budget.spent.stage, caches, trial.digest)
-        if isinstance(found, Failure) and found.stage == WorkerStage.MEASURE_COLD:
+        restart = measure_again(self.launcher, job, limits, self.budget.spent.stage, caches, trial.digest)
+        if isinstance(restart, Failure) and restart.stage == WorkerStage.MEASURE_COLD:
             self._cold = False  # what ended the worker is no fault of the plan
-            self._why_not_cold = f"cold processor caches: {found}"
+            self._why_not_cold = f"cold processor caches: {restart}"
             return
+        found: Measurement | Failure = restart if isinstance(restart, Failure) else restart.measurement
+        warm_s = restart.warm_s if not isinstance(restart, Failure) and caches else None
         if self._cold and isinstance(found, Measurement) and not found.cold_candidate_s:
             self._cold = False  # nor would another process
             self._why_not_cold = found.not_cold
-        kept = self.storage.keep_repeat(self.study_id, trial.plan, found)
-        self.listener.finish_repeat(kept or with_repeat(trial, found))
+        kept = self.storage.keep_repeat(self.study_id, trial.plan, found, warm_s)
+        self.listener.finish_repeat(kept or with_repeat(trial, found, warm_s))
         self._report_leader()
 
     def _hold_duel(self, challenger: Trial, leader: Trial, history: History) -> None:

@@ -84,6 +84,16 @@ class TrialContract:
         assert storage.get_study(study.id).trials[0].failure == failure
         assert storage.get_study(study.id).trials[0].state is TrialState.FAIL
 
+    def test_the_first_warm_start_of_a_finished_trial_counts(self, storage: Storage, study: Study) -> None:
+        trial = complete_trial(claim_trial(storage, study.id))
+        assert trial.costs is not None
+        storage.finish_trial(study.id, replace(trial, costs=replace(trial.costs, warm_s=None)))
+        for warm_s, counts in ((None, None), (0.5, 0.5), (9.0, 0.5)):
+            kept = storage.keep_repeat(study.id, trial.plan, FASTER, warm_s)
+            assert kept is not None
+            assert kept.costs == replace(trial.costs, warm_s=counts)
+            assert storage.get_study(study.id).trials == (kept,)
+
     def test_infinity_comes_back(self, storage: Storage, study: Study) -> None:
         measurement = replace(FASTER, candidate_s=(float("inf"), 1e-300, 0.1))
         trial = replace(complete_trial(claim_trial(storage, study.id)), measurement=measurement)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,9 +68,15 @@ def inspect_workload(launcher: Launcher, job: Job, limits: Limits, on_stage: OnS
 
 
 def try_plan(
-    launcher: Launcher, job: Job, trial: Trial, limits: Limits, on_stage: OnStage, *, warm: bool = True
+    launcher: Launcher,
+    job: Job,
+    trial: Trial,
+    limits: Limits,
+    on_stage: OnStage,
+    *,
+    starts_again: Callable[[Trial], bool] = lambda _: True,
 ) -> Trial:
-    """Try `trial.plan` in a worker, and start it once more from warm caches if it beat eager.
+    """Try `trial.plan` in a worker, and start it once more from warm caches if it beat eager and counts on.
 
     Args:
         launcher: where the workers run.
@@ -78,7 +84,7 @@ def try_plan(
         trial: as it was claimed, state RUNNING.
         limits: of each worker.
         on_stage: called with each stage as it begins.
-        warm: whether to measure the warm cost at all.
+        starts_again: whether a plan that beat eager is started once more, by its trial so far.
 
     Returns:
         The trial, finished: COMPLETE, PRUNED or FAIL, with the reason in words.
@@ -93,8 +99,8 @@ def try_plan(
             finished = _record_verdict(trial, answer)
         # Only a plan that beat eager may be decided for, and only one that compiles has a warm cost. Further processes
         # will show whether it beats eager. Here it is enough that it did in its own.
-        is_compiled = finished.plan.backend != "eager"
-        if (warm and finished.is_promising and is_compiled) or (finished.digest and finished.is_verified):
+        is_in_question = finished.is_promising and finished.plan.backend != "eager"
+        if (is_in_question and starts_again(finished)) or (finished.digest and finished.is_verified):
             finished = _with_second_process(launcher, job, finished, limits, spent.stage)
     return replace(finished, seconds=spent.seconds)
 
@@ -179,7 +185,7 @@ def in_second_process(failure: Failure) -> Failure:
 
 def measure_again(
     launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage, caches: Iterable[str] = (), digest: str = ""
-) -> Measurement | Failure:
+) -> Restart | Failure:
     """Time the job's verified plan against eager in one more fresh process. `caches` are as for `hold_duel`.
 
     If a digest of the answers' bits is given, it is a failure if this process gives other bits.
@@ -191,7 +197,7 @@ def measure_again(
     alike = compare_processes(digest, restart.digest)
     if digest and alike.outcome is not Outcome.PASS:
         return Failure(FailureKind.UNSUPPORTED, WorkerStage.VERIFY, f"the plan is not {alike.name}: {alike.detail}")
-    return restart.measurement
+    return restart
 
 
 def _restart(launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage) -> Restart | Failure:

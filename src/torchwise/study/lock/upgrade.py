@@ -203,10 +203,13 @@ class UpgradeCheck:
             pairs.append((own, other))
 
     def _measure(self, side: Side) -> Measurement | Failure | Checked:
-        limits = Limits.from_free_memory(self.request.limit_s)
-        return self.guard(
-            side, lambda: measure_again(side.launcher, self.make_job(), limits, self.listener.stage, [side.caches])
-        )
+        job, limits, stage = self.make_job(), Limits.from_free_memory(self.request.limit_s), self.listener.stage
+
+        def measure() -> Measurement | Failure:
+            found = measure_again(side.launcher, job, limits, stage, [side.caches])
+            return found if isinstance(found, Failure) else found.measurement
+
+        return self.guard(side, measure)
 
     def _judge_failure(self, side: Side, found: Failure | Checked, state: State) -> Checked:
         """Judge a process that ran before, and fails when it is timed once more."""
