@@ -47,6 +47,9 @@ class State:
         left = MAX_KEPT
         for place in tensors.values():
             left = place.keep(left)
+        for other in self._places:
+            if not isinstance(other, TensorPlace):
+                other.keep()
         self._leaves = {path: tensors.get(id(leaf)) or _copy_value(leaf) for path, leaf in leaves.items()}
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -100,12 +101,16 @@ class TensorPlace:
 class ContentPlace:
     """Any other place that changes in place, with functions that read and write its contents.
 
-    `read` returns the present contents, in a container of their own.
+    `read` returns the present contents, in a container of their own. They are kept when `keep` is called.
     """
 
     def __init__(self, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
         self._read, self._write = read, write
-        self._kept = read()
+        self._kept: Any = None
+
+    def keep(self) -> None:
+        """Keep its present contents."""
+        self._kept = self._read()
 
     def has_changed(self) -> bool:
         """Whether it holds something else."""
@@ -118,9 +123,6 @@ class ContentPlace:
             WorkloadError: they cannot come again, such as those of an iterator. The message names it.
         """
         self._write(self._kept)
-
-
-Place = TensorPlace | ContentPlace
 
 
 def holds_same(one: Any, other: Any) -> bool:
@@ -147,25 +149,48 @@ def _is_same(one: Any, other: Any) -> bool:
     return bool(one == other or (one != one and other != other))  # NaN is the same
 
 
-class ItemsPlace(ContentPlace):
-    """The items of a mapping, such as the attributes of an object, but those under some names."""
+class ItemsPlace:
+    """The items of a mapping, such as the attributes of an object, but those under some names.
+
+    A model has thousands, most of them empty dicts of hooks, so that their work is in C where it can be.
+    """
+
+    __slots__ = ("_items", "_kept", "_without")
 
     def __init__(self, items: Any, without: frozenset[str] = frozenset()) -> None:
-        def read() -> dict[Any, Any]:
-            return {key: _copy_iterator(value) for key, value in items.items() if key not in without}
+        self._items, self._without = items, without
+        self._kept: dict[Any, Any] = {}
 
-        def write(kept: dict[Any, Any]) -> None:
-            there = [key for key in items if key not in without]
-            is_ordered = [key for key in there if key in kept] == [key for key in kept if key in items]
-            for key in there:
-                if key not in kept or not is_ordered:
-                    del items[key]
-            for key, value in kept.items():
-                value = copy.copy(value.thing) if isinstance(value, _Copied) else value
-                if key not in items or items[key] is not value:
-                    items[key] = value
+    def keep(self) -> None:
+        """Keep its present items."""
+        self._kept = self._read()
 
-        super().__init__(read, write)
+    def has_changed(self) -> bool:
+        """Whether it holds other items, or in another order."""
+        items, kept = self._items, self._kept
+        has_same_keys = len(items) == len(kept) and all(map(operator.is_, items, kept))
+        if has_same_keys and all(map(operator.is_, items.values(), kept.values())):
+            return False
+        return not holds_same(self._read(), kept)
+
+    def put_back(self) -> None:
+        """Restore its items."""
+        items, kept = self._items, self._kept
+        there = [key for key in items if key not in self._without]
+        is_ordered = [key for key in there if key in kept] == [key for key in kept if key in items]
+        for key in there:
+            if key not in kept or not is_ordered:
+                del items[key]
+        for key, value in kept.items():
+            value = copy.copy(value.thing) if isinstance(value, _Copied) else value
+            if key not in items or items[key] is not value:
+                items[key] = value
+
+    def _read(self) -> dict[Any, Any]:
+        if not self._items:
+            return {}
+        without = self._without
+        return {key: _copy_iterator(value) for key, value in self._items.items() if key not in without}
 
 
 class SlotPlace(ContentPlace):
@@ -179,6 +204,9 @@ class SlotPlace(ContentPlace):
                 return [MISSING]
 
         super().__init__(read, lambda kept: put(kept[0]))
+
+
+Place = TensorPlace | ContentPlace | ItemsPlace
 
 
 @dataclass(frozen=True, slots=True)

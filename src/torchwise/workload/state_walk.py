@@ -39,6 +39,10 @@ _KERNEL_COMPILERS = frozenset({"triton", "numba"})
 _DESCRIPTORS = (property, classmethod, staticmethod, functools.cached_property, types.MemberDescriptorType)
 
 
+_known_looks: weakref.WeakKeyDictionary[type, Look] = weakref.WeakKeyDictionary()
+"""The function that lists the contents of objects of a type, once one was seen: there are some twenty."""
+
+
 @dataclass(slots=True)
 class Contents:
     """The contents of one object, for a search for state.
@@ -56,7 +60,13 @@ class Contents:
 
 def contents_of(path: str, thing: Any) -> Contents:
     """Return the contents of one object that is no plain data (`pytree.PLAIN`), under its name."""
-    return next((look for kinds, look in _listers_by_type() if isinstance(thing, kinds)), _any)(path, thing)
+    kind = type(thing)
+    look = _known_looks.get(kind)
+    if look is None:
+        look = next((look for kinds, look in _listers_by_type() if isinstance(thing, kinds)), _any)
+        if thing.__class__ is kind:  # a stand-in for another object may say that it is of its kind
+            _known_looks[kind] = look
+    return look(path, thing)
 
 
 def _any(path: str, thing: Any) -> Contents:
@@ -124,9 +134,8 @@ def _module(path: str, thing: Any) -> Contents:
     if getattr(thing, "has_uninitialized_params", bool)():
         return Contents(MISSING, [], [])  # a lazy module, which its first call makes for good
     found = _object(path, thing)
-    functions = [
-        vars(kind)[name] for kind in type(thing).__mro__ for name in ("forward", "__call__") if name in vars(kind)
-    ]
+    own = [vars(kind) for kind in type(thing).__mro__]
+    functions = [names[name] for names in own for name in ("forward", "__call__") if name in names]
     found.children += [(path, function) for function in functions if isinstance(function, types.FunctionType)]
     return found
 

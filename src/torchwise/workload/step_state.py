@@ -36,6 +36,7 @@ def take_snapshot(step: TrainStep) -> Callable[[], None]:
     parameters = [_copy_value(p) for module in step.modules().values() for p in module.parameters()]
     others = _keep_others(step, parameters)
     own = ItemsPlace(vars(step.optimizer), _attributes_to_skip(step.optimizer))
+    own.keep()
     states = {p: _copy_value(state) for p, state in step.optimizer.state.items()}
     groups = [
         {k: _copy_value(v) for k, v in group.items() if k not in ("params", *FORM)}
