@@ -59,7 +59,7 @@ def take_libraries() -> dict[str, ModuleType]:
 
 
 def list_for(target: str, device: str = "cpu") -> list[str]:
-    told = list_imports(SimpleNamespace(workload=WorkloadSpec(target, device=device)))
+    told = list_imports(SimpleNamespace(workload=WorkloadSpec(target, device=device)), in_command=True)
     return [name for name, _ in json.loads(told)]
 
 
@@ -95,8 +95,9 @@ def test_targets_by_prefix_and_those_without_imports(monkeypatch: pytest.MonkeyP
     assert list_for("zoo:tutorial.fusion_demo") == []
     assert list_for("hf:gpt2", device="cuda") == []
     inner = SimpleNamespace(workload=WorkloadSpec("hf:gpt2", device="cpu"))
-    assert list_imports(SimpleNamespace(job=inner)) != NOTHING
-    assert list_imports(object()) == NOTHING
+    assert list_imports(SimpleNamespace(job=inner), in_command=True) != NOTHING
+    assert list_imports(SimpleNamespace(job=inner), in_command=False) == NOTHING
+    assert list_imports(object(), in_command=True) == NOTHING
     monkeypatch.setattr(preload, "GPU_FILES", (__file__,))
     assert list_for("hf:gpt2") == [], "where a GPU can be seen"
 
@@ -105,8 +106,20 @@ def test_a_library_beside_the_target_is_not_taken_for_the_installed_one(librarie
     (tmp_path / "timm.py").write_text("")
     file = tmp_path / "model.py"
     file.write_text("import timm, transformers\n")
-    told = dict(json.loads(list_imports(SimpleNamespace(workload=WorkloadSpec(f"{file}:make")))))
+    told = dict(json.loads(list_imports(SimpleNamespace(workload=WorkloadSpec(f"{file}:make")), in_command=True)))
     assert told == {"timm": str(tmp_path / "timm.py"), "transformers": str(libraries / "transformers" / "__init__.py")}
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize("in_command", [False, True])
+def test_the_loaded_modules_of_models_count_for_a_live_model(monkeypatch: pytest.MonkeyPatch, in_command: bool) -> None:
+    for name in ("timm.models.resnet", "timm.layers", "transformers.models.bert", "my_package.models.net"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    live = SimpleNamespace(workload=WorkloadSpec("live:Net", device="cpu"), source="/tmp/model.pt")
+    told = json.loads(list_imports(live, in_command=in_command))
+    assert [name for name, _ in told] == ["timm.models.resnet", "transformers.models.bert"]
+    monkeypatch.setattr(preload, "GPU_FILES", (__file__,))
+    assert list_imports(live, in_command=in_command) == NOTHING
 
 
 def listen(monkeypatch: pytest.MonkeyPatch, site: Path, name: str, text: str) -> str:
@@ -194,8 +207,9 @@ SEES_GPU = any(Path(file).exists() for file in preload.GPU_FILES)
 
 @pytest.mark.slow
 @pytest.mark.skipif(SEES_GPU, reason="the server imports nothing where a GPU can be seen")
-def test_the_workers_of_a_command_find_the_library_imported(tmp_path: Path) -> None:
-    assert len(tune(tmp_path, "")) == 1, "by the server alone, for all workers"
+@pytest.mark.parametrize("library", ["", "import numpy.linalg, scipy.linalg, scipy.sparse\n"])
+def test_the_workers_of_a_command_find_the_library_imported(tmp_path: Path, library: str) -> None:
+    assert len(tune(tmp_path, library)) == 1, "by the server alone, for all workers"
 
 
 @pytest.mark.slow

@@ -107,13 +107,13 @@ class ProcessLauncher:
 
     Args:
         preloads: whether workers may find the libraries of the first job's target imported (`trial/preload.py`), as in
-            a command, which ends before these libraries change.
+            a command, which ends before these libraries change. Those of a live model always are.
     """
 
     def __init__(self, *, preloads: bool = False) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOAD)
-        self._preloads = preloads
+        self._preloads, self._may_import = preloads, True
 
     def run(self, job: Assignment, limits: Limits, on_stage: OnStage) -> str | Failure:
         """Run `job` in a new process; see `Launcher.run`."""
@@ -133,7 +133,7 @@ class ProcessLauncher:
 
         A server that libraries ended is started anew without them.
         """
-        imports = preload.list_imports(job) if self._preloads else preload.NOTHING
+        imports = preload.list_imports(job, in_command=self._preloads) if self._may_import else preload.NOTHING
         for left in reversed(range(1 if imports == preload.NOTHING else STARTS)):
             process = self._context.Process(target=worker.main, args=(job, sender, str(log), known_checks()))
             try:
@@ -141,7 +141,7 @@ class ProcessLauncher:
             except (EOFError, ConnectionError, FileNotFoundError):  # it has ended, or is about to
                 if not left:
                     raise
-                imports, self._preloads = preload.NOTHING, False
+                imports, self._may_import = preload.NOTHING, False
                 time.sleep(POLL_S)
         raise AssertionError("the last start returns or raises")
 

@@ -3,7 +3,8 @@
 Importing a model of Transformers takes seconds, and each trial has a worker or more. The server imports libraries of
 models alone, as the user's own files may keep state, which belongs to one worker. It does so only
 
-- in a command, which ends before its environment or the files of a library change,
+- in a command, which ends before its environment or the files of a library change, or for a live model, whose process
+  has loaded the library itself,
 - where no GPU can be seen, as a library that touched one would keep all workers from it,
 - if the server would find the very file of the library that the worker finds, whose folder comes first on its path.
 
@@ -43,18 +44,37 @@ imported: list[ModuleType] = []
 """The modules that the server imported for its workers, which hear of none of these files."""
 
 
-def list_imports(job: object) -> str:
-    """Return the imports of a job's target as JSON: a list of "module:name", each with the file of its library."""
-    spec = getattr(getattr(job, "job", job), "workload", None)
+def list_imports(job: object, *, in_command: bool) -> str:
+    """Return the imports of a job's target as JSON: a list of "module:name", each with the file of its library.
+
+    Args:
+        job: the order for a worker. If it is for a live model, the modules count that this process has loaded.
+        in_command: whether the target of any other job counts.
+    """
+    inner = getattr(job, "job", job)
+    spec = getattr(inner, "workload", None)
     if not isinstance(spec, WorkloadSpec) or spec.device != "cpu" or any(Path(one).exists() for one in GPU_FILES):
+        return NOTHING
+    if getattr(inner, "source", None) is not None:
+        return _with_files(_list_loaded(), [])
+    if not in_command:
         return NOTHING
     prefix, _, rest = spec.target.partition(":")
     found: Iterable[str] = BY_PREFIX.get(prefix, ())
     folder = [str(Path(prefix).resolve().parent)] if prefix.endswith(".py") else []
     if folder:
         found = _scan_file(Path(prefix), rest.partition("@")[0])
-    told = [(name, _find_file(name, folder)) for name in list(dict.fromkeys(found))[:MAX_NAMES]]
+    return _with_files(found, folder)
+
+
+def _with_files(names: Iterable[str], folder: list[str]) -> str:
+    told = [(name, _find_file(name, folder)) for name in list(dict.fromkeys(names))[:MAX_NAMES]]
     return json.dumps([[name, file] for name, file in told if file])
+
+
+def _list_loaded() -> list[str]:
+    """List the loaded modules of libraries in which models are."""
+    return [name for name in list(sys.modules) if name.partition(".")[0] in LIBRARIES and ".models." in name]
 
 
 def _find_file(name: str, folder: list[str]) -> str | None:

@@ -14,7 +14,12 @@ import signal
 from torchwise._torch import inductor
 from torchwise.trial.preload import import_listed
 
-NEEDED = ("torch", inductor.COMPILER_MODULE, "torchwise.trial.experiment", "torchwise.trial.inspection")
+NEEDED = (
+    *("torch", inductor.COMPILER_MODULE, "torchwise.trial.experiment", "torchwise.trial.inspection"),
+    # SciPy's OpenBLAS has a thread, as NumPy's has, and both end it before a fork and start it after one. Libraries of
+    # models import SciPy, and a thread that they start for the first time would end the server.
+    "scipy.linalg",
+)
 
 
 def load_needed() -> None:
