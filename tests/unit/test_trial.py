@@ -27,7 +27,9 @@ from torchwise._torch import inductor
 from torchwise.compile.uncompiled_reason import no_effect
 from torchwise.errors import BaselineError, GraphBreakError, TargetError, UnsupportedError, WorkloadError
 from torchwise.measure import device_lock
+from torchwise.measure.paired_timing import measure_pair
 from torchwise.plan import Plan
+from torchwise.plan.effort import EFFORTS
 from torchwise.plan.trait import Trait
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Duel, Failure, FailureKind, Measurement, Outcome, Trial, TrialState, codec
@@ -272,6 +274,22 @@ def test_inspection_looks_at_what_every_example_runs(tmp_path: Path) -> None:
     )
     assert Trait.RESTRIDED not in adds
     assert Trait.RESTRIDED in begins
+
+
+@pytest.mark.parametrize(("effort", "seconds"), [("quick", 2.0), ("thorough", 2.0), ("brief", BRIEF.measure_s)])
+def test_inspection_times_the_model_for_two_seconds_at_most(
+    monkeypatch: pytest.MonkeyPatch, effort: str, seconds: float
+) -> None:
+    asked: list[float] = []
+
+    def measure(*sides: Any) -> Measurement:
+        asked.append(sides[-1].budget_s)
+        return measure_pair(*sides[:-1], replace(sides[-1], budget_s=0.01))
+
+    monkeypatch.setattr("torchwise.trial.inspection.measure_pair", measure)
+    profile = BRIEF if effort == "brief" else EFFORTS[effort]
+    inspect(Job("inspect", WorkloadSpec("zoo:tutorial.fusion_demo@small"), effort=profile), lambda _stage: None)
+    assert asked == [seconds]
 
 
 def test_inspection_finds_what_the_model_is(launcher: ProcessLauncher) -> None:

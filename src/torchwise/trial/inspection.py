@@ -59,6 +59,8 @@ MAX_OPERATORS = 20_000
 """Operators of a call that are searched for repetitions."""
 SHORT_S = 0.003
 """Seconds of a CPU call below which it is short: waking threads for each operator may cost more than it saves."""
+MEASURE_S = 2.0
+"""Seconds at most in which the plain model is timed: every trial times it again, beside its plan."""
 FEW, MANY = 0.2, 10
 """A call computes mostly number by number with a smaller share of matrix products, and at least so many operators."""
 MAX_NAMED = 3
@@ -113,7 +115,8 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         work = work_of(workload, calls[0], instruments) if workload.step else None
         stage(WorkerStage.MEASURE)
         mix = mix_of(calls, workload)
-        measurement = measure_pair(mix, mix, clock, Precision(job.effort.half_width, job.effort.measure_s))
+        seconds = min(job.effort.measure_s, MEASURE_S)
+        measurement = measure_pair(mix, mix, clock, Precision(job.effort.half_width, seconds))
         memory = peak_memory(calls[0], job.workload.device)
         stage(WorkerStage.PROFILE)
         profile = profile_of(calls[0], job.workload.device)
