@@ -2,7 +2,8 @@
 
 Each program is measured by `time_to_decide.py`: a search, then every plan of its space with at most --choices choices,
 then the plans near the best once more in one process. The summary has the medians that matter: the share of the time to
-try everything after which the search is within 2 % of the best, and the seconds of the whole search.
+try everything after which the search is within 2 % of the best, and the seconds of the whole search, with its profile
+of the model and its comparisons of plans. All other seconds are those of trials.
 
 A run that is cut off continues with the same command and --date: programs that are done are not measured again, and
 finished trials of others are kept. After --seconds no further program starts.
@@ -39,13 +40,15 @@ class Result:
     """The result of one program.
 
     Attributes:
-        search_s: seconds of the search's trials.
+        wall_s: seconds of the whole search.
+        search_s: seconds of its trials.
         whole_s: seconds of the trials of all plans.
         reached_s: seconds after which the search was near the best, or None if it never was.
         first_s: seconds after which it had a plan faster than eager, or None.
         decided: speed of its decision as a share of the best.
     """
 
+    wall_s: float
     search_s: float
     whole_s: float
     reached_s: float | None
@@ -59,7 +62,12 @@ class Result:
         reached = (seconds for seconds, speed in search if speed >= NEAR * found["best"])
         first = (seconds for seconds, speed in search if speed > 1)
         return cls(
-            search[-1][0], whole[-1][0], next(reached, None), next(first, None), found["decided"] / found["best"]
+            found["wall_s"],
+            search[-1][0],
+            whole[-1][0],
+            next(reached, None),
+            next(first, None),
+            found["decided"] / found["best"],
         )
 
 
@@ -113,11 +121,12 @@ def summarize(results: dict[str, Result], effort: str) -> list[str]:
     lines = [
         f"# Time to decide, effort {effort}",
         "",
-        "| program | search | all plans | faster than eager after | near the best after | share | decision |",
-        f"|{'---|' * 7}",
+        "| program | search | its trials | all plans | faster after | near the best after | share | decision |",
+        f"|{'---|' * 8}",
     ]
     for program, one in results.items():
-        cells = [f"{one.search_s:.0f} s", f"{one.whole_s:.0f} s", describe(one.first_s), describe(one.reached_s)]
+        cells = [f"{seconds:.0f} s" for seconds in (one.wall_s, one.search_s, one.whole_s)]
+        cells += [describe(one.first_s), describe(one.reached_s)]
         share = "–" if one.reached_s is None else f"{one.reached_s / max(one.whole_s, 1e-9):.0%}"
         lines.append(f"| {' | '.join([program, *cells, share, f'{one.decided:.1%}'])} |")
     if not results:
@@ -125,11 +134,11 @@ def summarize(results: dict[str, Result], effort: str) -> list[str]:
     shares = [
         float("inf") if one.reached_s is None else one.reached_s / max(one.whole_s, 1e-9) for one in results.values()
     ]
-    median_s = statistics.median(one.search_s for one in results.values())
+    median_s = statistics.median(one.wall_s for one in results.values())
     return [
         *lines,
         "",
-        f"Medians of {len(results)} programs: {median_s:.0f} s of trials, and near the best after "
+        f"Medians of {len(results)} programs: {median_s:.0f} s for a search, and near the best after "
         f"{statistics.median(shares):.0%} of the time of all plans.",
     ]
 

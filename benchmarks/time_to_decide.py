@@ -203,7 +203,8 @@ def report(options: argparse.Namespace) -> str:
         f"{options.target} on {machine}, {options.date}, effort {options.effort}",
         "",
         f"- everything: {len(everything.trials)} plans in {whole:.0f} s; the best is {best:.3f} times eager",
-        f"- the search: {len(search.trials)} plans in {own:.0f} s ({own / max(whole, 1e-9):.0%}); its decision, "
+        f"- the search: {search.seconds:.0f} s from its start to its decision",
+        f"- its trials: {len(search.trials)} plans in {own:.0f} s ({own / max(whole, 1e-9):.0%}); the decision, "
         f"{search.decision.plan if search.decision else '-'}, is {decided:.3f} times eager ({decided / best:.1%})",
         f"- within 2 % of the best after {reached:.0f} s ({reached / whole:.0%})"
         if reached is not None
@@ -218,7 +219,8 @@ def report(options: argparse.Namespace) -> str:
     lines += [f"| {t.plan} | {speeds.get(t.plan, 0.0):.3f} | {t.seconds:.0f} |" for t in ranked]
     text = "\n".join(lines) + "\n"
     Path(f"{options.stem}.md").write_text(text)
-    Path(f"{options.stem}.json").write_text(json.dumps({"best": best, "decided": decided, "curves": curves}, indent=1))
+    found = {"best": best, "decided": decided, "wall_s": search.seconds, "curves": curves}
+    Path(f"{options.stem}.json").write_text(json.dumps(found, indent=1))
     draw(curves, best, options)
     return text
 
