@@ -209,7 +209,7 @@ def test_a_file_that_cannot_be_read_is_not_overwritten(storage: Storage, tmp_pat
 
 
 def patch_launcher(monkeypatch: pytest.MonkeyPatch, worker: Worker) -> None:
-    monkeypatch.setattr("torchwise.trial.ProcessLauncher", lambda: worker)
+    monkeypatch.setattr("torchwise.trial.ProcessLauncher", lambda **_: worker)
 
 
 @pytest.mark.usefixtures("storage")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from torchwise.compile import compile_plan
+from torchwise.compile.backends import graphs
 from torchwise.compile.loop_rolling import LONG, LoopRolling, inductor, wrap_backend
 from torchwise.compile.loop_rolling.repetitions import MIN_TIMES, Repetition, covers, repetitions
 from torchwise.errors import NoEffectError, UnsupportedError
@@ -686,27 +687,55 @@ def test_a_long_graph_that_repeats_nothing_is_not_compiled_at_all() -> None:
     assert inner.sizes == []
 
 
-def test_a_graph_that_repeats_nothing_is_not_compiled_before_its_plan_is_refused() -> None:
+def compile_rolled(call: Callable[..., Any]) -> tuple[Counting, Callable[..., Any]]:
+    """Return a callable that is compiled as by a plan, with a compiler that counts."""
     inner = Counting()
     backend = LoopRolling(inner)
-    with pytest.raises(UnsupportedError, match="scope 'rolled' changes nothing here"), backend.assert_applied():
-        assert torch.equal(torch.compile(lambda x: loop(x, 2), backend=backend)(x := torch.randn(4)), loop(x, 2))
+    return inner, torch.no_grad()(graphs.compile_call(call, ROLLED, lambda _is_alone: (backend, [backend])))
+
+
+def test_the_only_graph_is_compiled_again_only_if_its_refused_plan_goes_on() -> None:
+    inner, compiled = compile_rolled(lambda x: loop(x, 2))
+    x = torch.randn(4)
+    with pytest.raises(UnsupportedError, match="scope 'rolled' changes nothing here"):
+        compiled(x)
     assert inner.sizes == []
-    torch.compile(lambda x: loop(x, 1), backend=backend)(torch.randn(4))
-    assert inner.sizes == [4], "compiled by a later call, which is not refused"
+    with pytest.raises(UnsupportedError, match="scope 'rolled' changes nothing here"):
+        compiled(x)
+    assert inner.sizes == [8], "another call of the same code"
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 6), (6, 1)])
-def test_a_graph_that_repeats_nothing_is_compiled_beside_one_that_does(before: int, after: int) -> None:
-    def broken(x: torch.Tensor) -> torch.Tensor:
-        x = loop(x, before)
+def break_graph(x: torch.Tensor, before: int, after: int) -> torch.Tensor:
+    x = loop(x, before)
+    torch._dynamo.graph_break()
+    return loop(x, after)
+
+
+def skip_frame(x: torch.Tensor, before: int, after: int) -> torch.Tensor:
+    """Break the graph in a loop, by which Dynamo leaves this function to Python and compiles those that it calls."""
+    for steps in (before, after):
+        x = loop(x, steps)
         torch._dynamo.graph_break()
-        return loop(x, after)
+    return x
 
-    inner = Counting()
-    backend = LoopRolling(inner)
-    with backend.assert_applied():
-        torch.compile(broken, backend=backend, dynamic=False)(torch.randn(4))
+
+def disable_outside(x: torch.Tensor, before: int, after: int) -> torch.Tensor:
+    @torch.compiler.disable(recursive=False)
+    def outside() -> torch.Tensor:
+        return loop(loop(x, before), after)
+
+    return outside()
+
+
+@pytest.mark.parametrize("call", [break_graph, skip_frame, disable_outside])
+@pytest.mark.parametrize(("before", "after"), [(1, 6), (6, 1)])
+def test_a_graph_that_repeats_nothing_is_compiled_beside_one_that_does(
+    call: Callable[..., torch.Tensor], before: int, after: int
+) -> None:
+    inner, compiled = compile_rolled(lambda x: call(x, before, after))
+    x = torch.randn(4)
+    for _ in range(2):
+        assert torch.equal(compiled(x), call(x, before, after))
     assert inner.sizes == [4, 4], "one step by itself, and the body of the others"
 
 

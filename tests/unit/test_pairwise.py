@@ -43,6 +43,11 @@ def test_the_chosen_plan_has_two_processes() -> None:
     assert found.plan == INDUCTOR, "the simpler of a tie"
     simpler = replace(simpler, repeats=(make_measurement(2.0),))
     assert next_repeat(a_history(leader, simpler, calls=MANY), 5, 0.02, 4) is None
+    limited = a_history(leader, replace(simpler, repeats=()), calls=MANY, latency_limit=1.5, objective="throughput")
+    assert not limited.eager_fits
+    found = next_repeat(limited, 5, 0.02, 4)
+    assert found is not None
+    assert found.plan == INDUCTOR, "also where eager is too slow"
     alone = replace(simpler, plan=Plan(threads=1), repeats=())
     assert next_repeat(a_history(leader, alone, calls=MANY), 5, 0.02, 4) is None, "nothing of it is compiled"
 
@@ -110,6 +115,16 @@ def test_warm_caches_make_it_cheaper() -> None:
     assert next_duel(history, 9) is None
     assert next_duel(history, 9, cached={FROZEN}) is None, "one of the two compiles for minutes all the same"
     assert next_duel(history, 9, cached={INDUCTOR, FROZEN}) is not None
+
+
+def test_a_warm_start_that_was_never_timed_is_predicted_for_what_is_compiled() -> None:
+    costs = {"cold_s": 100.0, "warm_s": None}
+    trials = a_trial(INDUCTOR, 2.0, 2.4, **costs), a_trial(FROZEN, 2.1, 2.5, **costs)
+    history = a_history(*trials, calls=10_000)
+    assert next_duel(history, 9) is None
+    assert next_duel(history, 9, cached={INDUCTOR, FROZEN}) is not None
+    one, other = (replace(trial, plan=Plan(threads=count)) for count, trial in enumerate(trials, 1))
+    assert next_duel(a_history(one, other, calls=10_000), 9, cached={one.plan, other.plan}) is None
 
 
 def test_it_takes_two_that_pay() -> None:

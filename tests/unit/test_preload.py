@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,10 +14,14 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+import torchwise.cli
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.trial import preload
+from torchwise.trial.loading import save
 from torchwise.trial.preload import NOTHING, VARIABLE, import_listed, list_imports
+from torchwise.workload import Example, Workload
 
 FILE = """
 import numpy, my_package
@@ -110,16 +116,44 @@ def test_a_library_beside_the_target_is_not_taken_for_the_installed_one(librarie
     assert told == {"timm": str(tmp_path / "timm.py"), "transformers": str(libraries / "transformers" / "__init__.py")}
 
 
-@pytest.mark.usefixtures("libraries")
+def write_model(file: Path) -> None:
+    """Write a live model with a layer of a library."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), sys.modules["timm.layers.own"].Layer())
+    save(Workload(model, (Example((torch.ones(1, 2),)),)), str(file))
+
+
 @pytest.mark.parametrize("in_command", [False, True])
-def test_the_loaded_modules_of_models_count_for_a_live_model(monkeypatch: pytest.MonkeyPatch, in_command: bool) -> None:
-    for name in ("timm.models.resnet", "timm.layers", "transformers.models.bert", "my_package.models.net"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    live = SimpleNamespace(workload=WorkloadSpec("live:Net", device="cpu"), source="/tmp/model.pt")
+def test_the_classes_of_a_live_model_count(
+    libraries: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, in_command: bool
+) -> None:
+    (libraries / "timm" / "layers").mkdir()
+    (libraries / "timm" / "layers" / "__init__.py").write_text("")
+    (libraries / "timm" / "layers" / "own.py").write_text("import torch\nclass Layer(torch.nn.Module):\n    pass\n")
+    importlib.import_module("timm.layers.own")
+    importlib.import_module("diffusers")  # which the model has nothing of
+    file = tmp_path / "model.pt"
+    write_model(file)
+    live = SimpleNamespace(workload=WorkloadSpec("live:Net", device="cpu"), source=str(file))
     told = json.loads(list_imports(live, in_command=in_command))
-    assert [name for name, _ in told] == ["timm.models.resnet", "transformers.models.bert"]
+    assert told == [["timm.layers.own", str(libraries / "timm" / "__init__.py")]]
     monkeypatch.setattr(preload, "GPU_FILES", (__file__,))
     assert list_imports(live, in_command=in_command) == NOTHING
+
+
+def test_commands_have_libraries_imported() -> None:
+    commands = Path(torchwise.cli.__file__).parent
+    made = re.findall(r"ProcessLauncher\(.*?\)", "\n".join(file.read_text() for file in commands.glob("*.py")))
+    assert made == ["ProcessLauncher(preloads=True)"] * len(made)
+    assert len(made) >= 5
+
+
+@pytest.mark.parametrize("text", [b"", b"no archive", None])
+def test_a_live_model_that_cannot_be_read_is_left_to_the_worker(tmp_path: Path, text: bytes | None) -> None:
+    file = tmp_path / "model.pt"
+    if text is not None:
+        file.write_bytes(text)
+    live = SimpleNamespace(workload=WorkloadSpec("live:Net", device="cpu"), source=str(file))
+    assert list_imports(live, in_command=False) == NOTHING
 
 
 def listen(monkeypatch: pytest.MonkeyPatch, site: Path, name: str, text: str) -> str:

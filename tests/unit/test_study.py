@@ -943,7 +943,7 @@ class Searched(Table):
 def test_only_a_plan_that_leads_is_started_twice_unless_restarts_have_a_price(
     storage: Storage, restarts: int, best: str
 ) -> None:
-    speeds = {"openvino": 2.8, "onnxruntime": 2.8, "inductor": 2.8}
+    speeds = {"openvino": 2.85, "onnxruntime": 2.78, "inductor": 2.71}  # no two are tied, and none is pruned
     table = Searched(**{**speeds, best: 3.0})
     workload = WorkloadSpec("zoo:anything", calls=ENDLESS, restarts=restarts)
     study = run_study(Request(workload), storage, table, Listener())

@@ -112,9 +112,7 @@ def test_programs_that_are_done_are_not_measured_again_and_medians_are_told(
     text = capsys.readouterr().out
     assert "| zoo:a | 35 s | 20 s | 200 s | 5 s | 10 s | 5% | 100.0% |" in text
     assert "| zoo:c | 37 s | 20 s | 200 s | 5 s | never | – | 75.0% |" in text
-    assert (
-        "Medians of 3 programs: 37 s for a search, and near the best after 8% of the time of all plans." in text
-    )
+    assert "Medians of 3 programs: 37 s for a search, and near the best after 8% of the time of all plans." in text
     assert (tmp_path / "2026-11-28-x-decide-programs-quick.md").read_text() in text
 
 

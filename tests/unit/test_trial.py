@@ -27,9 +27,8 @@ from torchwise._torch import inductor
 from torchwise.compile.uncompiled_reason import no_effect
 from torchwise.errors import BaselineError, GraphBreakError, TargetError, UnsupportedError, WorkloadError
 from torchwise.measure import device_lock
-from torchwise.measure.paired_timing import measure_pair
 from torchwise.plan import Plan
-from torchwise.plan.effort import EFFORTS
+from torchwise.plan.effort import EFFORTS, EffortProfile
 from torchwise.plan.trait import Trait
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Duel, Failure, FailureKind, Measurement, Outcome, Trial, TrialState, codec
@@ -40,6 +39,7 @@ from torchwise.trial import (
     ProcessSettings,
     hold_duel,
     inspect_workload,
+    inspection,
     loading,
     own_caches,
     try_plan,
@@ -276,20 +276,30 @@ def test_inspection_looks_at_what_every_example_runs(tmp_path: Path) -> None:
     assert Trait.RESTRIDED in begins
 
 
-@pytest.mark.parametrize(("effort", "seconds"), [("quick", 2.0), ("thorough", 2.0), ("brief", BRIEF.measure_s)])
-def test_inspection_times_the_model_for_two_seconds_at_most(
-    monkeypatch: pytest.MonkeyPatch, effort: str, seconds: float
+@pytest.mark.parametrize(
+    ("profile", "disturbed", "seconds"),
+    [
+        (EFFORTS["quick"], "", [2.0]),
+        (EFFORTS["thorough"], "", [2.0]),
+        (BRIEF, "", [BRIEF.measure_s]),
+        (EFFORTS["thorough"], "threads wait", [2.0, 15.0]),
+        (EFFORTS["standard"], "too far apart", [2.0, 5.0]),
+        (EFFORTS["quick"], "too far apart", [2.0]),
+    ],
+)
+def test_the_plain_model_is_timed_for_two_seconds_unless_it_is_disturbed(
+    monkeypatch: pytest.MonkeyPatch, profile: EffortProfile, disturbed: str, seconds: list[float]
 ) -> None:
     asked: list[float] = []
 
-    def measure(*sides: Any) -> Measurement:
+    def measure(*sides: Any) -> Any:
         asked.append(sides[-1].budget_s)
-        return measure_pair(*sides[:-1], replace(sides[-1], budget_s=0.01))
+        speedup = types.SimpleNamespace(is_usable=disturbed != "too far apart")
+        return types.SimpleNamespace(is_contended=disturbed == "threads wait", speedup=speedup)
 
     monkeypatch.setattr("torchwise.trial.inspection.measure_pair", measure)
-    profile = BRIEF if effort == "brief" else EFFORTS[effort]
-    inspect(Job("inspect", WorkloadSpec("zoo:tutorial.fusion_demo@small"), effort=profile), lambda _stage: None)
-    assert asked == [seconds]
+    inspection._time_plain(None, None, profile)  # type: ignore[arg-type]
+    assert asked == seconds
 
 
 def test_inspection_finds_what_the_model_is(launcher: ProcessLauncher) -> None:

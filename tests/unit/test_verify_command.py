@@ -74,6 +74,9 @@ MATRIX = "x: float32[n, m] n=0..5 m=1..5"
 class Inline:
     """A launcher that does the work in this process."""
 
+    def __init__(self, **_options: bool) -> None:
+        pass
+
     def run(self, job: Any, _limits: Any, on_stage: Callable[[str], None]) -> str:
         module, _, function = job.task.partition(":")
         return codec.to_json(getattr(importlib.import_module(module), function)(job, on_stage))

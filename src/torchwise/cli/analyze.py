@@ -80,7 +80,7 @@ def analyze(
     request = AnalyzeRequest(spec, plan_of(chosen), effort, _parse_sizes(batches), batch_dim, limit)
     place = place_of(store) if store else None
     with interruptible(lambda: "; an unfinished analysis is not saved"), AnalyzeProgress() as progress:
-        analysis = run_analysis(request, ProcessLauncher(), progress)
+        analysis = run_analysis(request, ProcessLauncher(preloads=True), progress)
     Console(highlight=False).print(render_analysis(analysis, place))
     if json:
         write_json(analysis, json)

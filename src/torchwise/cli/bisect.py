@@ -96,7 +96,7 @@ def bisect(
     check_writable(None if no_repro else repro)
     progress = BisectProgress()
     with interruptible(lambda: _describe_interruption(len(progress.steps))), progress:
-        bisection = run_bisection(request, ProcessLauncher(), progress)
+        bisection = run_bisection(request, ProcessLauncher(preloads=True), progress)
     if json:
         write_json(bisection, json)
     Console(highlight=False).print(render_bisection(bisection))

@@ -156,7 +156,7 @@ def check(
             others = _list_others(progress, against_torch or [], against_python or [], python)
             result = _check_upgrades(lock, request, progress, others, tuple(dict.fromkeys(public or ())))
         else:
-            result = run_check(lock, request, ProcessLauncher(), progress)
+            result = run_check(lock, request, ProcessLauncher(preloads=True), progress)
     if json:
         write_json(result, json)
     Console(highlight=False).print(render_check(result), soft_wrap=True)  # one line each, for searching and copying

@@ -134,7 +134,7 @@ def verify(
     check_writable(None if no_repro else repro)
     progress = Progress()
     with interruptible(), progress:
-        verdict = run_verification(request, ProcessLauncher(), progress)
+        verdict = run_verification(request, ProcessLauncher(preloads=True), progress)
     if json:
         write_json(verdict, json)
     if html:

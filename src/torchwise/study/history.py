@@ -365,7 +365,7 @@ def has_ended_early(trial: Trial, bound: float | None, limit_s: float, restarts:
     Args:
         bound: the speed-up below which a trial is stopped, or None.
         limit_s: seconds of a trial.
-        restarts: process starts. From the second on, a warm start that the budget left out would be priced as cold.
+        restarts: process starts. From the second on, a warm start that was left out would be priced as cold.
     """
     if trial.state is TrialState.PRUNED and trial.measurement is not None:  # by its own process's measurement
         return bound is None or trial.measurement.speedup.high >= bound

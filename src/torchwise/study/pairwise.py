@@ -11,8 +11,8 @@ Statistical Decision Theory, 1961, section 5.3).
 
 A plan that leads by its trial may owe that to its process. So the likeliest plan is timed beside eager in more of them.
 That ends when its interval is narrow, or so far from eager's that no further process could change the choice. If all
-its allowed processes have not told, the next likeliest has its turn. The plan that is chosen has two at least: one that
-works in one process alone would fail after a restart.
+its allowed processes have not told, the next likeliest has its turn. A plan that compiles and is chosen has two at
+least: one that works in one process alone would fail after a restart.
 """
 
 from __future__ import annotations
@@ -151,13 +151,15 @@ def next_repeat(history: History, most: int, half_width: float, plans: int) -> T
     Args:
         most: processes that a plan is timed in, its trial's own included.
         half_width: relative half-width of a speed-up's interval that is narrow enough.
-        plans: how many plans may have more than their trial's own.
+        plans: how many plans may have more than their trial's own, beside the one that is chosen so far.
     """
-    if history.workload.objective == "memory" or not history.eager_fits:
+    if history.workload.objective == "memory":
         return None  # there bytes decide
     chosen = cheapest(history)
     if chosen is not None and chosen.plan.backend != "eager" and len(chosen.processes) < min(LEAST, most):
         return chosen
+    if not history.eager_fits:
+        return None
     for trial in history.list_promising()[:plans]:
         if _is_plain(trial, history, half_width):
             return None

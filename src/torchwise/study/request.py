@@ -171,7 +171,7 @@ class Request:
 
     @property
     def starts_all_again(self) -> bool:
-        """Whether every plan that beats eager is started once more: the user named it, or its warm start may count."""
+        """Whether every plan that compiles and beats eager is started twice: it was named, or its restart may count."""
         return self.plans is not None or self.workload.restarts > 1 or self.workload.objective == "memory"
 
     @property

@@ -31,7 +31,7 @@ from torchwise.study.decision import decide
 from torchwise.study.gain_model import GainModel, read_past
 from torchwise.study.hints import list_hints
 from torchwise.study.history import History, has_ended_early, keep_known
-from torchwise.study.pairwise import front, next_cold, next_duel, next_repeat, prune_below
+from torchwise.study.pairwise import cheapest, front, next_cold, next_duel, next_repeat, prune_below
 from torchwise.study.request import Request, check_requirements, recall_inspection
 from torchwise.study.samplers import ListedSampler, Proposal, Sampler, StagedSampler
 from torchwise.trial import Budget, Launcher, Limits, hold_duel, inspect_workload, measure_again, try_plan
@@ -116,7 +116,9 @@ def _run_study(
     if request.budget_s is None:  # the time of an effort is for trials: it does not pay for the inspection
         budget = replace(budget, seconds=request.search_s + budget.now_s)
     with Caches() if caches is None else nullcontext(caches) as kept:
-        loop = _Loop(request, storage, launcher, listener, study.id, here, inspection, inspection_s, budget, kept)
+        loop = _Loop(
+            request, storage, launcher, listener, study.id, here, inspection, inspection_s, budget, kept, is_local
+        )
         return loop.run()
 
 
@@ -132,6 +134,7 @@ class _Loop:
     inspection_s: float
     budget: Budget
     caches: Caches
+    is_local: bool
 
     def __post_init__(self) -> None:
         self._owner = LeaseOwner.current()
@@ -243,17 +246,24 @@ class _Loop:
             cache_dir=self.caches.new(trial.plan),
         )
         limits = self.request.make_limits(min(self._limit_s(history, math.isinf(limit_s)), limit_s))
-        return try_plan(self.launcher, job, trial, limits, self.budget.spent.stage, starts_again=self._counts_on)
+        return try_plan(self.launcher, job, trial, limits, self.budget.spent.stage, starts_again=self._starts_again)
 
-    def _counts_on(self, trial: Trial) -> bool:
-        """Return whether a promising plan is started once more at once. Another one is if it is chosen in the end."""
-        return self.request.starts_all_again or self._history().with_trial(trial).incumbent() == trial.plan
+    def _starts_again(self, trial: Trial) -> bool:
+        """Return whether a promising plan is started a second time at once: it leads, or would be chosen now.
+
+        Any other is if it is chosen in the end. What a worker on another machine has compiled is gone by then.
+        """
+        history = self._history().with_trial(trial)
+        chosen = cheapest(history)
+        is_ahead = trial.plan == history.incumbent() or (chosen is not None and chosen.plan == trial.plan)
+        return is_ahead or self.request.starts_all_again or not self.is_local
 
     def _resolve_ties(self) -> int:
         """Time plans again if the decision depends on differences that a trial may not tell, and return how many times.
 
-        The leading plan is timed beside eager, in more processes, and plans beside each other. That goes on for as long
-        as it is worth its time, and the effort allows. On request, the chosen plan is timed with cold caches, too.
+        The leading plan, and the one chosen so far, are timed beside eager in more processes, and plans beside each
+        other. That goes on for as long as it is worth its time, and the effort allows. On request, the chosen plan is
+        timed with cold caches, too.
         """
         care, told = EFFORTS[self.request.effort], 0
         while not self.budget.is_spent:
@@ -279,7 +289,8 @@ class _Loop:
         self.listener.start_comparison(trial.plan, EAGER)
         job = replace(self.request.make_job("warm"), plan=trial.plan, traits=self._traits(history))
         job = replace(job, baseline_s=history.economics.baseline_s, cold=self._cold)
-        caches, limits = self.caches.list_folders(trial.plan), self.request.make_limits(self._limit_s(history))
+        caches, limit_s = self.caches.list_folders(trial.plan), max(self._limit_s(history), 2 * trial.seconds)
+        limits = self.request.make_limits(limit_s)  # without caches it compiles once more, perhaps in a later search
         restart = measure_again(self.launcher, job, limits, self.budget.spent.stage, caches, trial.digest)
         if isinstance(restart, Failure) and restart.stage == WorkerStage.MEASURE_COLD:
             self._cold = False  # what ended the worker is no fault of the plan

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from torchwise._torch.dispatch import EagerMode
-from torchwise._torch.dynamo import DIM_MARKS
 from torchwise.compile import is_plain
 from torchwise.compile.cuda_graphs.host_operators import reads_numbers, waits
 from torchwise.compile.cuda_graphs.recorded_graph import DEVICE
@@ -24,6 +22,7 @@ from torchwise.measure.clock import Clock
 from torchwise.measure.memory import peak_memory
 from torchwise.measure.paired_timing import Mix, Precision, measure_pair
 from torchwise.measure.profile import profile_of
+from torchwise.plan.effort import EffortProfile
 from torchwise.plan.trait import DIVISIBLE_BY, Trait
 from torchwise.plan.workload_spec import VaryingDim, WorkloadSpec
 from torchwise.records import Inspection, Measurement, WorkerStage
@@ -37,13 +36,13 @@ from torchwise.trial.matrix_rows import MatrixRows
 from torchwise.trial.plain_call import PlainCall, prints, run_plainly
 from torchwise.trial.required_properties import check_original
 from torchwise.trial.step_inspection import step_traits, work_of
+from torchwise.trial.varying_dims import describe_varying, find_varying_dims
 from torchwise.verify import is_stochastic
 from torchwise.verify.leaves import unread_note
 from torchwise.verify.step_runner import StepRunner
-from torchwise.workload import Example, Workload, pytree
+from torchwise.workload import Workload, pytree
 from torchwise.workload.identity import identity, structure
-from torchwise.workload.module_state import kept_state
-from torchwise.workload.other_sizes import add_other_sizes, search_varying_dims, strip_marks
+from torchwise.workload.other_sizes import add_other_sizes, strip_marks
 from torchwise.workload.structure_details import details_of
 from torchwise.workload.weights import digest_if_judged
 
@@ -60,7 +59,7 @@ MAX_OPERATORS = 20_000
 SHORT_S = 0.003
 """Seconds of a CPU call below which it is short: waking threads for each operator may cost more than it saves."""
 MEASURE_S = 2.0
-"""Seconds at most in which the plain model is timed: every trial times it again, beside its plan."""
+"""Seconds in which the plain model is timed, unless it is disturbed: every trial times it again, beside its plan."""
 FEW, MANY = 0.2, 10
 """A call computes mostly number by number with a smaller share of matrix products, and at least so many operators."""
 MAX_NAMED = 3
@@ -89,9 +88,9 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         reads.keep(job.reads, named)
     varying = job.workload.varying
     if job.workload.sizes == "varying" and not varying:
-        varying = _search_varying_dims(workload)
+        varying = find_varying_dims(workload)
         workload = add_other_sizes(strip_marks(workload), varying)
-    others = _search_varying_dims(workload) if job.tries_sizes and not varying else varying
+    others = find_varying_dims(workload) if job.tries_sizes and not varying else varying
     clock = Clock(job.workload.device, each=job.workload.times_each_call)
     stage(WorkerStage.RUN_EAGER)
     instruments = Instruments(lambda: check_plainly(workload))
@@ -115,8 +114,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         work = work_of(workload, calls[0], instruments) if workload.step else None
         stage(WorkerStage.MEASURE)
         mix = mix_of(calls, workload)
-        seconds = min(job.effort.measure_s, MEASURE_S)
-        measurement = measure_pair(mix, mix, clock, Precision(job.effort.half_width, seconds))
+        measurement = _time_plain(mix, clock, job.effort)
         memory = peak_memory(calls[0], job.workload.device)
         stage(WorkerStage.PROFILE)
         profile = profile_of(calls[0], job.workload.device)
@@ -143,7 +141,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         operators=None if None in counts else max(count for count in counts if count is not None),
         notes=(
             *_notes(workload, mode, plain_call, stochastic=stochastic, unsteady=unsteady),
-            *([_describe_varying(varying)] if job.workload.sizes == "varying" else []),
+            *([describe_varying(varying)] if job.workload.sizes == "varying" else []),
             *instruments.notes,
         ),
         work=work,
@@ -154,42 +152,13 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
     )
 
 
-def _search_varying_dims(workload: Workload) -> tuple[VaryingDim, ...]:
-    """Return the dimensions that vary, tried on a copy on the CPU: an index out of range would end a GPU's context."""
-    if all(t.device.type == "cpu" for example in workload.examples for t in example.tensors()):
-        return search_varying_dims(workload, lambda example: _run_after(workload.call, workload.examples[0], example))
-    try:
-        module = workload.module
-        call = workload.call if module is None else copy.deepcopy(module).to("cpu")
-    except Exception:  # a model that cannot be copied is not tried at other sizes
-        return ()
-    examples = tuple(example.map_tensors(_copy_to_cpu) for example in workload.examples)
-    return search_varying_dims(Workload(call, examples), lambda example: _run_after(call, examples[0], example))
-
-
-def _copy_to_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    copied = tensor.detach().cpu()
-    vars(copied).update({name: marks for name, marks in vars(tensor).items() if name in DIM_MARKS})
-    return copied
-
-
-def _run_after(call: Callable[..., Any], first: Example, example: Example) -> None:
-    """Call the model on its own example and then on another one, and put back what the calls change.
-
-    A model may keep something of the size of its first call, such as a mask, and then takes no other.
-    """
-    own = [each.clone() for each in (first, example)]
-    with torch.no_grad(), kept_state(call, [each.args for each in own], {}):
-        for each in own:
-            call(*each.args, **each.kwargs)
-
-
-def _describe_varying(varying: Sequence[VaryingDim]) -> str:
-    if not varying:
-        return "sizes do not vary: none were found that the model takes beside these, so that plans are for these alone"
-    dims = [f"dimension {one.dim} of {one.path} ({' and '.join(map(str, one.lengths))})" for one in varying[:MAX_NAMED]]
-    rest = ", …" if len(varying) > MAX_NAMED else ""
-    return f"sizes vary, and plans are verified at other ones, too: {', '.join(dims)}{rest}"
+def _time_plain(mix: Mix, clock: Clock, effort: EffortProfile) -> Measurement:
+    """Time the plain model for a moment, and as long as a plan if something disturbs it: that decides what is tried."""
+    for seconds in sorted({min(effort.measure_s, MEASURE_S), effort.measure_s}):
+        found = measure_pair(mix, mix, clock, Precision(effort.half_width, seconds))
+        if not found.is_contended and found.speedup.is_usable:
+            break
+    return found
 
 
 def _requested_traits(spec: WorkloadSpec, varying: Sequence[VaryingDim]) -> list[Trait]:

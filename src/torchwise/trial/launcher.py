@@ -107,7 +107,7 @@ class ProcessLauncher:
 
     Args:
         preloads: whether workers may find the libraries of the first job's target imported (`trial/preload.py`), as in
-            a command, which ends before these libraries change. Those of a live model always are.
+            a command, which ends before these libraries change. For a live model they always may.
     """
 
     def __init__(self, *, preloads: bool = False) -> None:

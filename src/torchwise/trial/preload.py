@@ -1,10 +1,10 @@
-"""The libraries that workers of a target import: a command's server imports them once for all of its workers.
+"""The libraries that workers of a target import: their server imports them once for all of them.
 
 Importing a model of Transformers takes seconds, and each trial has a worker or more. The server imports libraries of
 models alone, as the user's own files may keep state, which belongs to one worker. It does so only
 
-- in a command, which ends before its environment or the files of a library change, or for a live model, whose process
-  has loaded the library itself,
+- in a command, which ends before its environment or the files of a library change, or for a live model, whose library
+  the program has loaded as it was then,
 - where no GPU can be seen, as a library that touched one would keep all workers from it,
 - if the server would find the very file of the library that the worker finds, whose folder comes first on its path.
 
@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import importlib
 import json
 import os
+import pickletools
 import signal
 import sys
+import zipfile
 from collections.abc import Iterable, Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -35,6 +38,8 @@ BY_PREFIX = {"hf": ("transformers:PreTrainedModel",), "diffusers": ("diffusers:M
 """The parts of a library that all its targets import, by the prefix of a target."""
 GPU_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 MAX_NAMES = 64
+MAX_PICKLE = 1 << 22
+"""Bytes of a live model, without its tensors, up to which it is searched for classes: that takes a second."""
 NOTHING = "[]"
 """JSON for a server that imports no library."""
 MAX_S = 60
@@ -45,18 +50,18 @@ imported: list[ModuleType] = []
 
 
 def list_imports(job: object, *, in_command: bool) -> str:
-    """Return the imports of a job's target as JSON: a list of "module:name", each with the file of its library.
+    """Return the imports of a job's workload as JSON: a list of "module:name", each with the file of its library.
 
     Args:
-        job: the order for a worker. If it is for a live model, the modules count that this process has loaded.
-        in_command: whether the target of any other job counts.
+        job: the order for a worker.
+        in_command: whether the imports of a target count. Those of a live model always do.
     """
     inner = getattr(job, "job", job)
     spec = getattr(inner, "workload", None)
     if not isinstance(spec, WorkloadSpec) or spec.device != "cpu" or any(Path(one).exists() for one in GPU_FILES):
         return NOTHING
-    if getattr(inner, "source", None) is not None:
-        return _with_files(_list_loaded(), [])
+    if (source := getattr(inner, "source", None)) is not None:
+        return _with_files(_list_pickled(source), [])
     if not in_command:
         return NOTHING
     prefix, _, rest = spec.target.partition(":")
@@ -72,9 +77,17 @@ def _with_files(names: Iterable[str], folder: list[str]) -> str:
     return json.dumps([[name, file] for name, file in told if file])
 
 
-def _list_loaded() -> list[str]:
-    """List the loaded modules of libraries in which models are."""
-    return [name for name in list(sys.modules) if name.partition(".")[0] in LIBRARIES and ".models." in name]
+@functools.lru_cache(maxsize=8)
+def _list_pickled(file: str) -> tuple[str, ...]:
+    """List the modules of the classes in a live model's file, as far as libraries have them."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            inside = next(one for one in archive.infolist() if one.filename.endswith("/data.pkl"))
+            codes = pickletools.genops(archive.read(inside) if inside.file_size <= MAX_PICKLE else b".")
+            named = [str(told).partition(" ")[0] for code, told, _ in codes if code.name == "GLOBAL"]
+    except (OSError, StopIteration, ValueError, zipfile.BadZipFile):  # the worker says what is wrong with it
+        return ()
+    return tuple(dict.fromkeys(name for name in named if name.partition(".")[0] in LIBRARIES))
 
 
 def _find_file(name: str, folder: list[str]) -> str | None:

@@ -76,7 +76,7 @@ def try_plan(
     *,
     starts_again: Callable[[Trial], bool] = lambda _: True,
 ) -> Trial:
-    """Try `trial.plan` in a worker, and start it once more from warm caches if it beat eager and counts on.
+    """Try `trial.plan` in a worker. If it beat eager, it may be started a second time, from warm caches.
 
     Args:
         launcher: where the workers run.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ MAX_KEPT = 2**28
 """Bytes of parameters whose values are kept: a write to one beyond them is noticed, and cannot be put back."""
 MISSING = object()
 """Stands for a name that is not bound, and for the value of an object that has none to compare by."""
+_PLAIN_DICTS = (dict, OrderedDict, defaultdict)
+"""Mappings whose methods are those of a dict. Those of a program's own class may do anything."""
 _ITERATORS = (itertools.count, itertools.cycle, itertools.repeat)
 """Iterators that nothing sets, and that are put back by a copy in their place."""
 
@@ -168,9 +171,10 @@ class ItemsPlace:
     def has_changed(self) -> bool:
         """Whether it holds other items, or in another order."""
         items, kept = self._items, self._kept
-        has_same_keys = len(items) == len(kept) and all(map(operator.is_, items, kept))
-        if has_same_keys and all(map(operator.is_, items.values(), kept.values())):
-            return False
+        if type(items) in _PLAIN_DICTS and len(items) == len(kept):
+            has_same_keys = all(map(operator.is_, items, kept))
+            if has_same_keys and all(map(operator.is_, items.values(), kept.values())):
+                return False
         return not holds_same(self._read(), kept)
 
     def put_back(self) -> None:
@@ -187,10 +191,10 @@ class ItemsPlace:
                 items[key] = value
 
     def _read(self) -> dict[Any, Any]:
-        if not self._items:
+        items, without = self._items, self._without
+        if type(items) in _PLAIN_DICTS and not items:
             return {}
-        without = self._without
-        return {key: _copy_iterator(value) for key, value in self._items.items() if key not in without}
+        return {key: _copy_iterator(value) for key, value in items.items() if key not in without}
 
 
 class SlotPlace(ContentPlace):

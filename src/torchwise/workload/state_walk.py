@@ -64,7 +64,7 @@ def contents_of(path: str, thing: Any) -> Contents:
     look = _known_looks.get(kind)
     if look is None:
         look = next((look for kinds, look in _listers_by_type() if isinstance(thing, kinds)), _any)
-        if thing.__class__ is kind:  # a stand-in for another object may say that it is of its kind
+        if getattr(thing, "__class__", None) is kind:  # a stand-in for another object may say that it is of its kind
             _known_looks[kind] = look
     return look(path, thing)
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from torchwise._torch import dynamo, inductor
+from torchwise.compile import loop_rolling
 from torchwise.compile.backends.compile_callback import CompileCallback, compile_with
 from torchwise.compile.guards.guard_bypass import GuardBypass
 from torchwise.compile.guards.module_guard import Reads
@@ -274,6 +275,7 @@ def while_compiling(
             stack.enter_context(torch.no_grad())
         if around := list_at(plan.transforms, Stage.SETTING):  # which PyTorch leaves out of the keys of its caches
             stack.enter_context(dynamo.tag_caches("+".join(around)))
+        stack.enter_context(loop_rolling.in_frame(is_whole=is_whole))
         if is_guarded and _checks_inputs(plan):
             stack.enter_context(without_input_checks())
         yield

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -34,6 +35,7 @@ NAMES = (
     dynamo.TO_FAKE_TENSOR,
 )
 """The private names that rolling uses."""
+_frame = threading.local()
 LONG = 500
 """Nodes above which a graph without repetitions is not compiled: it would take minutes, and be in vain."""
 
@@ -41,8 +43,8 @@ LONG = 500
 class LoopRolling:
     """A backend of `torch.compile` around another one, which compiles one body for all of its repetitions.
 
-    A short graph without repetitions is compiled unchanged. A long one runs in eager. So does one that is all that a
-    first call has: its plan is refused, and to compile it would be in vain.
+    A short graph without repetitions is compiled unchanged. A long one runs in eager. If it is the only one of a first
+    call, the plan is refused, and the graph is compiled only if it is called again all the same.
 
     Args:
         inner: compiles one graph for its inputs, which are fake tensors.
@@ -56,7 +58,7 @@ class LoopRolling:
 
     def __init__(self, inner: Callable[..., Any]) -> None:
         self._inner = inner
-        self._watched = threading.local()  # in a first call: the graphs that were rolled before, and the graph breaks
+        self._watched = threading.local()  # in a first call: how many graphs were rolled before it, and how many not
         self.rolled = 0
         self.reasons: list[str] = []
 
@@ -67,8 +69,11 @@ class LoopRolling:
             cut = split_graph(flow, find_repeated(flow))
         except UnsupportedError as reason:
             self.reasons.append(str(reason))
-            is_in_vain = len(module.graph.nodes) > LONG or self._is_all(module)
-            unrolled: Callable[..., Any] = module.forward if is_in_vain else self._inner(module, inputs)
+            if len(module.graph.nodes) > LONG:
+                return module.forward
+            if self._is_only_graph(module):
+                return _compile_later(module, self._inner)
+            unrolled: Callable[..., Any] = self._inner(module, inputs)
             return unrolled
         self.rolled += 1
         return compile_parts(flow, cut, functools.partial(self._compile_part, flow.fake_mode))
@@ -78,21 +83,48 @@ class LoopRolling:
             compiled: Callable[..., Any] = self._inner(module, inputs)
         return compiled
 
-    def _is_all(self, module: torch.fx.GraphModule) -> bool:
-        """Whether a graph is all that the watched first call of this thread has."""
-        before = getattr(self._watched, "before", None)
-        return before == (self.rolled, dynamo.count_graph_breaks()) and dynamo.ends_by_return(module)
+    def _is_only_graph(self, module: torch.fx.GraphModule) -> bool:
+        """Whether a graph is the only one of this thread's watched first call: all of the call's own function."""
+        is_first = getattr(self._watched, "before", None) == (self.rolled, len(self.reasons) - 1)
+        return is_first and getattr(_frame, "is_whole", False) and dynamo.ends_by_return(module)
 
     @contextlib.contextmanager
     def assert_applied(self) -> Iterator[None]:
         """Watch a first call, and the reasons of the inner backend (see `assert_transform_applied`)."""
         inner = getattr(self._inner, "assert_applied", contextlib.nullcontext)
-        self._watched.before = self.rolled, dynamo.count_graph_breaks()
+        self._watched.before = self.rolled, len(self.reasons)
         try:
             with assert_transform_applied(("scope", "rolled"), lambda: self.rolled, self.reasons), inner():
                 yield
         finally:
             self._watched.before = None
+
+
+@contextlib.contextmanager
+def in_frame(*, is_whole: bool) -> Iterator[None]:
+    """Note whether this thread compiles the call's own function, and not one that it calls or that goes on after it."""
+    before = getattr(_frame, "is_whole", False)
+    _frame.is_whole = is_whole
+    try:
+        yield
+    finally:
+        _frame.is_whole = before
+
+
+def _compile_later(module: torch.fx.GraphModule, compile_graph: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a graph that runs as captured once, and is compiled for its inputs by then when it is called again."""
+    compiled: Callable[..., Any] | None = None
+    calls = itertools.count()
+
+    def call(*args: Any) -> Any:
+        nonlocal compiled
+        if compiled is None:
+            if next(calls) == 0:
+                return module.forward(*args)
+            compiled = compile_graph(module, args)
+        return compiled(*args)
+
+    return call
 
 
 @functools.cache
