@@ -694,6 +694,14 @@ def compile_rolled(call: Callable[..., Any]) -> tuple[Counting, Callable[..., An
     return inner, torch.no_grad()(graphs.compile_call(call, ROLLED, lambda _is_alone: (backend, [backend])))
 
 
+def test_a_backend_can_be_copied() -> None:
+    """Lightning copies the arguments of every `torch.compile`, once it is imported."""
+    backend = copy.deepcopy(LoopRolling(Counting()))
+    with backend.assert_applied():
+        torch.compile(loop, backend=backend)(torch.randn(4))
+    assert copy.deepcopy(backend).rolled == 1
+
+
 def test_the_only_graph_is_compiled_again_only_if_its_refused_plan_goes_on() -> None:
     inner, compiled = compile_rolled(lambda x: loop(x, 2))
     x = torch.randn(4)

@@ -35,7 +35,8 @@ NAMES = (
     dynamo.TO_FAKE_TENSOR,
 )
 """The private names that rolling uses."""
-_frame = threading.local()
+_here = threading.local()
+"""Of each thread: the first call that it watches, as the backend and its counts before it, and `in_frame`'s note."""
 LONG = 500
 """Nodes above which a graph without repetitions is not compiled: it would take minutes, and be in vain."""
 
@@ -58,7 +59,6 @@ class LoopRolling:
 
     def __init__(self, inner: Callable[..., Any]) -> None:
         self._inner = inner
-        self._watched = threading.local()  # in a first call: how many graphs were rolled before it, and how many not
         self.rolled = 0
         self.reasons: list[str] = []
 
@@ -85,30 +85,29 @@ class LoopRolling:
 
     def _is_only_graph(self, module: torch.fx.GraphModule) -> bool:
         """Whether a graph is the only one of this thread's watched first call: all of the call's own function."""
-        is_first = getattr(self._watched, "before", None) == (self.rolled, len(self.reasons) - 1)
-        return is_first and getattr(_frame, "is_whole", False) and dynamo.ends_by_return(module)
+        is_first = getattr(_here, "watched", None) == (id(self), self.rolled, len(self.reasons) - 1)
+        return is_first and getattr(_here, "is_whole", False) and dynamo.ends_by_return(module)
 
     @contextlib.contextmanager
     def assert_applied(self) -> Iterator[None]:
         """Watch a first call, and the reasons of the inner backend (see `assert_transform_applied`)."""
         inner = getattr(self._inner, "assert_applied", contextlib.nullcontext)
-        self._watched.before = self.rolled, len(self.reasons)
+        before, _here.watched = getattr(_here, "watched", None), (id(self), self.rolled, len(self.reasons))
         try:
             with assert_transform_applied(("scope", "rolled"), lambda: self.rolled, self.reasons), inner():
                 yield
         finally:
-            self._watched.before = None
+            _here.watched = before
 
 
 @contextlib.contextmanager
 def in_frame(*, is_whole: bool) -> Iterator[None]:
     """Note whether this thread compiles the call's own function, and not one that it calls or that goes on after it."""
-    before = getattr(_frame, "is_whole", False)
-    _frame.is_whole = is_whole
+    before, _here.is_whole = getattr(_here, "is_whole", False), is_whole
     try:
         yield
     finally:
-        _frame.is_whole = before
+        _here.is_whole = before
 
 
 def _compile_later(module: torch.fx.GraphModule, compile_graph: Callable[..., Any]) -> Callable[..., Any]:
