@@ -744,7 +744,19 @@ def test_a_graph_that_repeats_nothing_is_compiled_beside_one_that_does(
     x = torch.randn(4)
     for _ in range(2):
         assert torch.equal(compiled(x), call(x, before, after))
-    assert inner.sizes == [4, 4], "one step by itself, and the body of the others"
+        assert inner.sizes == [4, 4], "one step by itself, and the body of the others, both by the first call"
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 6), (6, 1)])
+def test_a_graph_that_ends_at_a_break_is_compiled_at_once(before: int, after: int) -> None:
+    def breaks(x: torch.Tensor) -> torch.Tensor:
+        x = loop(x, before)
+        torch._dynamo.graph_break()
+        return loop(x, after)
+
+    inner, compiled = compile_rolled(breaks)
+    assert torch.equal(compiled(x := torch.randn(4)), breaks(x))
+    assert inner.sizes == [4, 4]
 
 
 def test_effective_asks_once_for_what_is_compiled() -> None:

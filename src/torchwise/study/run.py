@@ -253,10 +253,11 @@ class _Loop:
 
         Any other is if it is chosen in the end. What a worker on another machine has compiled is gone by then.
         """
+        if self.request.starts_all_again or not self.is_local:
+            return True
         history = self._history().with_trial(trial)
         chosen = cheapest(history)
-        is_ahead = trial.plan == history.incumbent() or (chosen is not None and chosen.plan == trial.plan)
-        return is_ahead or self.request.starts_all_again or not self.is_local
+        return trial.plan == history.incumbent() or (chosen is not None and trial.plan == chosen.plan)
 
     def _resolve_ties(self) -> int:
         """Time plans again if the decision depends on differences that a trial may not tell, and return how many times.
