@@ -91,6 +91,14 @@ def test_a_page_of_too_many_words_fails_but_not_the_changelog(
     assert found.measures()["long-pages"] == 1
 
 
+def test_a_source_file_of_too_many_lines_fails_but_not_a_test(
+    style: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = {"src/long.py": "x = 1\n" * 401, "plugins/full.py": "x = 1\n" * 400, "tests/long.py": "x = 1\n" * 401}
+    monkeypatch.setattr(Path, "read_text", lambda self: texts[str(self.relative_to(ROOT))])
+    assert style.measure([ROOT / name for name in texts]).long_files == ["src/long.py: 401 lines"]
+
+
 def test_figures_above_a_limit_fail(style: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     found = style.Figures(functions=1, odd_names=["taken"])
     monkeypatch.setattr(style, "measure", lambda _files: found)

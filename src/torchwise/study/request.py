@@ -17,6 +17,7 @@ from torchwise.plan.requirements import read_properties
 from torchwise.plan.space import numerics_of
 from torchwise.plan.workload_spec import TuneOptions, WorkloadSpec, check_iterations, check_timeout, choose_tolerance
 from torchwise.records import Inspection, Outcome, StudyState
+from torchwise.records import format as show
 from torchwise.store import Storage, StudyKey
 from torchwise.trial import Budget, Job, Limits, ProcessSettings, Stopwatch
 from torchwise.trial.job import Task
@@ -163,6 +164,12 @@ class Request:
         if self.budget_s is not None:
             return self.budget_s
         return EFFORTS[self.effort].search_s if self.plans is None else math.inf
+
+    def name_budget(self, budget: Budget) -> str:
+        """Say that the time of the search is spent: the user's budget, or that of the effort."""
+        if self.budget_s is None:
+            return f"the {show.tick(self.search_s)} of effort {self.effort} are spent"
+        return str(budget)
 
     @property
     def limits_all(self) -> bool:

@@ -20,7 +20,6 @@ from torchwise.plan.effort import EFFORTS
 from torchwise.plan.known_names import find_unusable_part
 from torchwise.plan.space import PlanSpace
 from torchwise.records import Failure, FailureKind, Inspection, Study, StudyState, Trial, TrialState, WorkerStage
-from torchwise.records import format as show
 from torchwise.records.listener import Listener
 from torchwise.records.measurement import Measurement
 from torchwise.records.trial import with_repeat
@@ -357,7 +356,7 @@ class _Loop:
         decision = decide(history, self.here) if known or state is StudyState.DECIDED else None
         excluded = self._sampler.list_excluded(self._read_history())  # what may be repeated was tried all the same
         if state is StudyState.DECIDED and self.budget.is_spent:
-            excluded.append(f"whatever else: {self._name_budget()}")
+            excluded.append(f"whatever else: {self.request.name_budget(self.budget)}")
         if self.request.cold and decision is not None:
             excluded += self._explain_untimed_cold(decision.plan, history)
         self.storage.store_outcome(
@@ -369,12 +368,6 @@ class _Loop:
             asked=(self.request.workload, self.request.effort),
         )
         return self.storage.get_study(self.study_id, self.request.workload.target)
-
-    def _name_budget(self) -> str:
-        """Say that the time of the search is spent: the user's budget, or that of the effort."""
-        if self.request.budget_s is None:
-            return f"the {show.tick(self.request.search_s)} of effort {self.request.effort} are spent"
-        return str(self.budget)
 
     def _explain_untimed_cold(self, plan: Plan, history: History) -> list[str]:
         """Say why the chosen plan was not timed with cold caches despite the request, or return nothing if it was."""
