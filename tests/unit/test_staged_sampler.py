@@ -62,6 +62,31 @@ def only_pytorch() -> Iterator[None]:
         yield
 
 
+TF32, BF16 = Plan(precision="tf32"), Plan(precision="bf16")
+
+
+@pytest.mark.parametrize(
+    ("busy_s", "leads_again"), [(0.55, True), (0.69, False), (None, False)], ids=["less", "equal", "unknown"]
+)
+def test_quicker_kernels_that_gaps_hid_are_timed_again_in_a_graph(busy_s: float | None, leads_again: bool) -> None:
+    # In eager, bf16 lost: its kernels take less time, and the host as long. A graph closes the gaps.
+    captured = replace(TF32, capture="call")
+    trials = [
+        a_trial(TF32, 1.21, measurement=make_measurement(1.21, busy_s=0.7), cold_s=0.1),
+        a_trial(BF16, 1.08, measurement=make_measurement(1.08, busy_s=busy_s), cold_s=0.1),
+    ]
+    shares = {"gemm": 0.35, "conv": 0.35, "launch": 0.25}
+    waiting = replace(TF32, memory_format="channels_last")
+    leader = a_trial(waiting, 1.25, measurement=make_measurement(1.25, busy_s=0.4), cold_s=0.1)
+    asked = ask_plan(make_history(*trials, leader, shares=shares), allow="lower-precision")
+    assert asked != replace(waiting, precision="bf16"), "the leader waits as long"
+    leader = a_trial(captured, 1.41, measurement=make_measurement(1.41, busy_s=0.7), cold_s=0.1)
+    history = make_history(*trials, leader, shares=shares)
+    asked = ask_plan(history, allow="lower-precision")
+    assert (asked == replace(BF16, capture="call")) is leads_again
+    assert replace(BF16, capture="call") in ever_asked(history, allow="lower-precision"), "late, if not at once"
+
+
 def test_what_compiles_nothing_comes_first() -> None:
     search = Search(Machine(3), a_space(allow="lower-precision", effort="thorough"), calls=MANY)
     tried: list[float] = []

@@ -204,6 +204,13 @@ class History:
             return self.inspection.shares.get("launch", 0.0) * self.economics.baseline_s
         return trial.measurement.launch_share * self.seconds_of(plan)
 
+    def find_busy_s(self, plan: Plan) -> float | None:
+        """Return the seconds per call in which the GPU computes under a plan, or None if that was not measured."""
+        trial = self.find_trial(plan)
+        is_known = plan == EAGER or (trial is not None and trial.measurement is not None and trial.measurement.busy_s)
+        is_known = is_known and self.workload.device != "cpu"
+        return self.seconds_of(plan) - self.launch_gap_s(plan) if is_known else None
+
     @property
     def eager_peak_memory(self) -> int | None:
         """Bytes of a call of eager at its peak, or None if unknown."""

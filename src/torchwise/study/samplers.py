@@ -38,6 +38,8 @@ With few trials, only such a choice is tried on other plans.
 """
 MAX_REFUSAL = 160
 """Maximum characters of a refusal that is told once for several plans."""
+OF_KERNELS = ("precision", "memory_format")
+"""Fields whose values change the time that kernels take, and hardly that of the host."""
 QUICK = 0.1
 """Share of a trial below which its compile does not count in the order of trials."""
 
@@ -137,8 +139,9 @@ class StagedSampler:
         Plans that can end in time come first, and then those that past studies expect to save most for each second of
         their trials. Without such studies, plans that build on the leader come first, as variants of plans that trail
         would use up the trials. While eager leads, the quickest compiled plan counts as a leader, too. A choice that
-        such a plan lacks adds to its gains, and so comes before another value of one that it has. Quick compiles come
-        first.
+        such a plan lacks adds to its gains, and so comes before another value of one that it has. Before all comes a
+        value whose quicker kernels could not show, because the GPU waited for the host: later trials build on it. Quick
+        compiles come first.
         """
         leader, foundation = history.incumbent(), history.foundation()
         waits = Trait.CONTENDED_CORES in history.traits
@@ -152,6 +155,7 @@ class StagedSampler:
 
         return lambda o: (
             o.trial_s > history.left_s,
+            not _was_hidden(o, history),
             (is_late(o), -o.expect_saving_s(history, studies) / max(o.trial_s, BESIDE_S)) if studies else (),
             o.base not in first,
             is_late(o),
@@ -272,6 +276,30 @@ class StagedSampler:
                 bar = WON if self._space.effort == "quick" else LOST
                 return history.seconds_of(without) / history.seconds_of(trial.plan) < bar
         return False
+
+
+def _was_hidden(option: Option, history: History) -> bool:
+    """Return whether kernels were quicker with the value that an option replaces another with, but the call was not.
+
+    The GPU waited for the host then, and does so less with the option's base. So the comparison is due again: in half
+    precision a model of short kernels hardly gains in eager, and much in a graph.
+    """
+    field, value = option.choice.field, option.choice.value
+    if field not in OF_KERNELS or not option.is_replacement:
+        return False
+    leading = getattr(option.base, field)
+    for trial in history.iter_timed():
+        if getattr(trial.plan, field) == value:
+            rivals = [one.plan for one in history.iter_timed() if getattr(one.plan, field) == leading]
+            other = next((plan for plan in rivals if _parts_but(field, plan) == _parts_but(field, trial.plan)), None)
+            busy_s, other_s = history.find_busy_s(trial.plan), history.find_busy_s(other) if other else None
+            if busy_s and other_s and busy_s < LOST * other_s:
+                return history.launch_gap_s(option.base) < LOST * history.launch_gap_s(trial.plan)
+    return False
+
+
+def _parts_but(field: str, plan: Plan) -> frozenset[Any]:
+    return frozenset(part for part in iter_changes(plan) if part[0] != field)
 
 
 def _limit_s(chosen: Option, worth: Sequence[Option], history: History) -> float:
