@@ -234,6 +234,13 @@ def test_threads_are_for_the_cpu() -> None:
     assert a_space("cpu").excludes(choice) is None
 
 
+def test_narrower_vectors_are_for_thorough_searches_on_a_cpu() -> None:
+    key = ("options", ("cpp.simdlen", 256))
+    assert key in keys(a_space("cpu"))
+    assert key not in keys(a_space("cuda")) | keys(a_space("cpu", effort="standard"))
+    assert INDUCTOR.with_choice(*key) in {near for near, _ in a_space("cpu").neighbours(INDUCTOR)}
+
+
 def test_the_default_allows_no_lower_precision() -> None:
     space = PlanSpace("cuda", "inference", ALL_TRAITS, effort="thorough")
     assert {choice.numerics for choice in space.choices()} == {Numerics.EXACT, Numerics.SAME_PRECISION}

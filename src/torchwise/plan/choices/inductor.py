@@ -164,3 +164,17 @@ register(
         min_remaining_fraction=0.3,
     ),
 )
+
+# Thorough searches measure it, each on its own model. Neither `cpp.enable_concat_linear` nor
+# `cpp.enable_grouped_gemm_template` joined linear layers of one input on a CPU (torch 2.13, frozen or not), so they are
+# no choices. On a GPU, freezing joins such layers by itself.
+register(
+    inductor_option(
+        ("cpp.simdlen", 256),
+        complexity=1,
+        summary="vectors have 256 bits, with which some CPUs of 512 run at a higher clock",
+        devices=("cpu",),
+        effort="thorough",
+        min_remaining_fraction=0.7,
+    ),
+)
