@@ -1,14 +1,16 @@
-"""How soon searches decide on twelve programs on a CPU: curves of each, and their medians.
+"""How soon searches decide on twelve programs on a CPU, or eight on a GPU: curves of each, and their medians.
 
 Each program is measured by `time_to_decide.py`: a search, then every plan of its space with at most --choices choices,
 then the plans near the best once more in one process. The summary has the medians that matter: the share of the time to
 try everything after which the search is within 2 % of the best, and the seconds of the whole search, with its profile
-of the model and its comparisons of plans. All other seconds are those of trials.
+of the model and its comparisons of plans. "With profile" are the seconds from the begin of a search to its first
+verified plan that is faster than eager. All other seconds are those of trials.
 
 A run that is cut off continues with the same command and --date: programs that are done are not measured again, and
-finished trials of others are kept. After --seconds no further program starts.
+finished trials of others are kept. After --seconds nothing further starts.
 
 Run it: python benchmarks/decide_programs.py --label xeon-2cpu --seconds 7200
+    or: python benchmarks/decide_programs.py --device cuda --label h200 --beside 4 --seconds 1700
 Effort quick takes some 5 minutes a program on two cores. --programs runs some of them.
 """
 
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -31,6 +34,12 @@ PROGRAMS = (
     *("zoo:tutorial.fusion_demo", "zoo:tutorial.many_small_ops", "zoo:ivhl.field_superposition@small"),
     *("zoo:spinlock.operator@small", "zoo:energy_flow.neuron@small", "hf:distilbert-base-uncased@length=128"),
 )
+GPU_PROGRAMS = (
+    *(f"{SERVED}:{name}" for name in ("convnet", "mlp", "recommender")),
+    *(f"benchmarks/gpu_programs_targets.py:{name}" for name in ("policy", "particles")),
+    *("benchmarks/targets.py:potential", "zoo:tutorial.fusion_demo", "zoo:ivhl.vortex_field"),
+)
+"""Programs for a GPU. `learn_gains.py` has none of them."""
 NEAR = 0.98
 """Share of the best speed from which on a search has found it."""
 
@@ -46,6 +55,7 @@ class Result:
         reached_s: seconds after which the search was near the best, or None if it never was.
         first_s: seconds after which it had a plan faster than eager, or None.
         decided: speed of its decision as a share of the best.
+        first_wall_s: seconds from its begin until then, profile included, or None if it never was, or nobody knows.
     """
 
     wall_s: float
@@ -54,6 +64,7 @@ class Result:
     reached_s: float | None
     first_s: float | None
     decided: float
+    first_wall_s: float | None = None
 
     @classmethod
     def from_curves(cls, found: dict[str, Any]) -> Result:
@@ -68,24 +79,28 @@ class Result:
             next(reached, None),
             next(first, None),
             found["decided"] / found["best"],
+            found.get("first_wall_s"),
         )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--programs", nargs="+", default=PROGRAMS, metavar="TARGET")
+    parser.add_argument("--programs", nargs="+", metavar="TARGET", help="default: those of the device")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--gpus", help="GPUs that share the trials of all plans, as 0,1,2 (default: those visible)")
+    parser.add_argument("--beside", type=int, default=1, help="processes on each GPU that try all plans")
     parser.add_argument("--effort", default="quick", help="of the search, and of the space that is tried whole")
     parser.add_argument("--choices", type=int, default=2, help="leave out plans of more choices than this")
     parser.add_argument("--budget", type=float, default=900.0, help="seconds of one program")
-    parser.add_argument("--seconds", type=float, default=7200.0, help="seconds after which no further program starts")
+    parser.add_argument("--seconds", type=float, default=7200.0, help="seconds after which nothing further starts")
     parser.add_argument("--label", required=True, help="hardware, for the names of the files, such as xeon-2cpu")
     parser.add_argument("--date", default=str(datetime.date.today()), help="day in the names of the files")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
     options = parser.parse_args()
     end, results, failed = time.monotonic() + options.seconds, dict[str, Result](), list[str]()
-    for program in options.programs:
-        file = name_file(program, options)
-        if not file.exists() and time.monotonic() < end and measure(program, options):
+    for program in options.programs or (GPU_PROGRAMS if options.device == "cuda" else PROGRAMS):
+        file, left_s = name_file(program, options), end - time.monotonic()
+        if not is_done(file) and left_s > 0 and measure(program, options, left_s):
             failed.append(program)
         if file.exists():
             results[program] = Result.from_curves(json.loads(file.read_bytes()))
@@ -98,10 +113,18 @@ def main() -> None:
         parser.exit(1, f"not measured: {', '.join(failed)}\n")
 
 
-def measure(program: str, options: argparse.Namespace) -> int:
-    """Measure one program, or go on with it, and return the exit code."""
+def is_done(file: Path) -> bool:
+    """Whether a program has its curves, with every plan that was to be tried."""
+    return file.exists() and not json.loads(file.read_bytes()).get("unfinished")
+
+
+def measure(program: str, options: argparse.Namespace, left_s: float) -> int:
+    """Measure one program, or go on with it, and return the exit code. Nothing further starts once no time is left."""
     command = [sys.executable, str(Path(__file__).with_name("time_to_decide.py")), program]
-    command += ["--effort", options.effort, "--choices", str(options.choices), "--budget", str(options.budget)]
+    budget_s = min(options.budget, left_s)
+    command += ["--effort", options.effort, "--choices", str(options.choices), "--budget", f"{budget_s:.1f}"]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0") if options.device == "cuda" else ""
+    command += ["--device", options.device, "--gpus", options.gpus or visible, "--beside", str(options.beside)]
     command += ["--label", options.label, "--date", options.date, "--out", str(options.out.resolve())]
     begun = time.monotonic()
     code = subprocess.run(command, check=False, cwd=Path(__file__).parents[1]).returncode
@@ -121,12 +144,14 @@ def summarize(results: dict[str, Result], effort: str) -> list[str]:
     lines = [
         f"# Time to decide, effort {effort}",
         "",
-        "| program | search | its trials | all plans | faster after | near the best after | share | decision |",
-        f"|{'---|' * 8}",
+        "| program | search | its trials | all plans | faster after | with profile | near the best after | share "
+        "| decision |",
+        f"|{'---|' * 9}",
     ]
     for program, one in results.items():
         cells = [f"{seconds:.0f} s" for seconds in (one.wall_s, one.search_s, one.whole_s)]
-        cells += [describe(one.first_s), describe(one.reached_s)]
+        walled = "–" if one.first_s is not None and one.first_wall_s is None else describe(one.first_wall_s)
+        cells += [describe(one.first_s), walled, describe(one.reached_s)]
         share = "–" if one.reached_s is None else f"{one.reached_s / max(one.whole_s, 1e-9):.0%}"
         lines.append(f"| {' | '.join([program, *cells, share, f'{one.decided:.1%}'])} |")
     if not results:
@@ -135,11 +160,16 @@ def summarize(results: dict[str, Result], effort: str) -> list[str]:
         float("inf") if one.reached_s is None else one.reached_s / max(one.whole_s, 1e-9) for one in results.values()
     ]
     median_s = statistics.median(one.wall_s for one in results.values())
+    walls = [one.first_wall_s for one in results.values() if one.first_wall_s is not None]
+    first = (
+        f"A faster plan is there {statistics.median(walls):.0f} s after the begin, profile included" if walls else ""
+    )
     return [
         *lines,
         "",
         f"Medians of {len(results)} programs: {median_s:.0f} s for a search, and near the best after "
         f"{statistics.median(shares):.0%} of the time of all plans.",
+        *([f"{first} (median of {len(walls)})."] if walls else []),
     ]
 
 
