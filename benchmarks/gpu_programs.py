@@ -1,10 +1,18 @@
 """Programs of many short kernels on a GPU: row programs beside eager, captures, and Inductor in its modes.
 
-Each plan is verified, and timed against eager in alternation in a process of its own, as in a search. A row of the
-table has the speed-ups over eager, and the best other way's time over that of row programs, with 95 % intervals.
-Results go to a file after each program. The same command continues a run that was cut off, until --seconds are spent:
+Each plan is verified, and timed against eager in alternation in processes of its own, as in a search. A row of the
+table has the speed-ups over eager, and that of row programs over the best other way, with 95 % intervals. With --allow
+lower-precision all plans multiply in TF32, programs without products are left out, and the results have another file.
 
-    python benchmarks/gpu_programs.py --label h200 --seconds 570      # one to three minutes a program
+A plan whose compile takes over --timeout is cut off, which does not say that it is slow. If a plain compile by Inductor
+is cut off, other plans that compile the same whole graph are not begun. The table names both, and their number.
+
+Results go to a file after each plan. The same command continues a run that was cut off, until --seconds are spent, and
+--plans of a later one are added to the rows. A longer --timeout tries again those that were cut off:
+
+    python benchmarks/gpu_programs.py --label h200 --seconds 570
+    python benchmarks/gpu_programs.py --label h200 --seconds 570 --plans max-autotune --timeout 120
+    python benchmarks/gpu_programs.py --label h200 --seconds 570 --allow lower-precision
 """
 
 from __future__ import annotations
@@ -12,80 +20,294 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import statistics
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gpu_programs_targets
-import small_programs
+from small_programs import interval, over_best
 
 import torchwise
 from torchwise import environment
+from torchwise.errors import TorchwiseError
 from torchwise.plan import Plan
-from torchwise.records.candidates import rows
+from torchwise.records import FailureKind, Outcome, Trial, TrialState
+from torchwise.records import format as show
+from torchwise.records.candidates import Row, rows
 
+CALLS = 10_000_000
+OWN = "row programs"
+NO_GRAPHS = "max-autotune-no-cudagraphs"
 INDUCTOR = Plan(backend="inductor")
+CAPTURED = INDUCTOR.with_choice("capture", "call")
 PLANS = {
-    "row programs": Plan(backend="row_programs", capture="call"),
+    OWN: Plan(backend="row_programs", capture="call"),
     "captured": Plan(capture="call"),
+    "inductor, captured": CAPTURED,
     "reduce-overhead": INDUCTOR.with_choice("mode", "reduce-overhead"),
     "max-autotune": INDUCTOR.with_choice("mode", "max-autotune"),
-    "rolled, captured": INDUCTOR.with_choice("scope", "rolled").with_choice("capture", "call"),
+    "max-autotune, captured": CAPTURED.with_choice("mode", NO_GRAPHS),
+    "coordinate descent, captured": CAPTURED.with_choice("options", ("coordinate_descent_tuning", True)),
+    "rolled, captured": CAPTURED.with_choice("scope", "rolled"),
 }
+PLAIN = ("inductor, captured", "reduce-overhead")
+"""Plans of which no other one that compiles the whole graph takes less time to compile."""
+CUT_OFF, NOT_BEGUN, DISTURBED = "cut off", "not begun", "disturbed"
 TARGETS = Path(gpu_programs_targets.__file__)
+KNOWN = (*gpu_programs_targets.PROGRAMS, *gpu_programs_targets.ZOO)
+WORDS = {
+    FailureKind.INTERFERED: DISTURBED,
+    FailureKind.OUT_OF_BUDGET: DISTURBED,
+    FailureKind.UNSUPPORTED: "refused",
+}
+"""Failures in a word. All others have their own."""
+Cell = dict[str, Any]
+"""The speed-up of a plan as three numbers, or what became of it in a word (`said`), and why."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", nargs="+", metavar="NAME", default=gpu_programs_targets.PROGRAMS)
-    parser.add_argument("--seconds", type=float, default=1200.0, help="after which no further row starts")
+    parser.add_argument(
+        "--programs", nargs="+", metavar="NAME", help=f"of {', '.join(KNOWN)}; those of the zoo may have a size, as in "
+        "neuron@large (default: all, or with --allow lower-precision those with products)"
+    )  # fmt: skip
+    parser.add_argument("--plans", nargs="+", metavar="PLAN", help=f"of {', '.join(map(slug, PLANS))} (default: all)")
+    parser.add_argument("--seconds", type=float, default=1200.0, help="after which no further plan starts")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds that one plan may compile")
-    parser.add_argument("--allow", default="same-precision", help="or lower-precision, for products of TF32")
+    parser.add_argument("--allow", default="same-precision", choices=("same-precision", "lower-precision"))
+    parser.add_argument("--effort", default="standard", choices=("quick", "standard", "thorough"), help="of each trial")
     parser.add_argument("--iterations", type=int, default=60, help="timings of each plan and of eager")
+    parser.add_argument(
+        "--device", default="cuda", choices=("cpu", "cuda"), help="cpu tries this script: plans without CUDA graphs"
+    )
     parser.add_argument("--label", required=True, help="hardware, for the name of the file, such as h200")
     parser.add_argument("--date", default=str(datetime.date.today()), help="day in the name of the file")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
     options = parser.parse_args()
-    if wrong := [name for name in options.programs if name not in gpu_programs_targets.PROGRAMS]:
-        parser.error(f"programs has {wrong[0]!r}, but there are {', '.join(gpu_programs_targets.PROGRAMS)}")
-    file = options.out / f"{options.date}-{options.label}-gpu-programs.json"
+    plans = list_plans(options.device, options.allow)
+    try:
+        names, chosen = choose_programs(options.programs, options.allow), choose_plans(options.plans, plans)
+    except ValueError as error:
+        parser.error(str(error))
+    file = options.out / f"{options.date}-{options.label}-gpu-programs-{options.allow}.json"
+    options.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
-    end = time.monotonic() + options.seconds
-    for name in options.programs:
-        if name not in found and time.monotonic() < end:
-            found[name] = measure(name, options)
-            file.write_text(json.dumps(found, indent=1) + "\n")
-            print(small_programs.write_row(name, found[name]), flush=True)
-    here = environment.detect("cuda")
-    lines = [f"{here.gpu}, torch {here.torch}, {options.date}. Speed-ups over eager, with 95 % intervals.", ""]
-    lines += [
-        f"| program | eager, us | {' | '.join(PLANS)} | over the best other way |",
-        "|---" * (len(PLANS) + 3) + "|",
+    end, failed = time.monotonic() + options.seconds, list[str]()
+    for name in names:
+        row = found.get(name, {"eager_s": None, "plans": {}})
+        try:
+            for _ in measure_missing(find_target(name), row, {one: plans[one] for one in chosen}, options, end):
+                found[name] = row
+                file.write_text(json.dumps(found, indent=1) + "\n")
+        except TorchwiseError as error:  # such as a program for which the memory is too small: the others are measured
+            failed.append(f"{name}: {error}")
+        if name in found:
+            print(write_row(name, row, list(plans)), flush=True)
+            file.with_suffix(".md").write_text("\n".join(summarize(found, list(plans), options)) + "\n")
+    print("\n".join(summarize(found, list(plans), options)))
+    if failed:
+        parser.exit(1, "\n".join(["not measured:", *failed, ""]))
+
+
+def slug(name: str) -> str:
+    """Return the name of a plan as an argument of a command."""
+    return name.replace(",", "").replace(" ", "-")
+
+
+def list_plans(device: str, allow: str) -> dict[str, Plan]:
+    """Return the plans by their names. A CPU has those without CUDA graphs and without options of Triton."""
+    plans = fit_device(PLANS, device)
+    return {name: replace(plan, precision="tf32") for name, plan in plans.items()} if lowers(allow) else plans
+
+
+def fit_device(plans: dict[str, Plan], device: str) -> dict[str, Plan]:
+    """Return plans for a device: on a CPU those that are left without CUDA graphs and options of Triton."""
+    if device != "cpu":
+        return dict(plans)
+    kept = {name: plan for name, plan in plans.items() if plan.mode in ("default", NO_GRAPHS) and not plan.options}
+    return {name: one for name, plan in kept.items() if not (one := replace(plan, capture="none")).is_eager}
+
+
+def lowers(allow: str) -> bool:
+    """Whether products may be rounded."""
+    return allow == "lower-precision"
+
+
+def choose_programs(names: list[str] | None, allow: str) -> list[str]:
+    """Return the programs to measure.
+
+    Raises:
+        ValueError: there is none of a name. The message lists all.
+    """
+    if names is None:
+        return [name for name in KNOWN if not (lowers(allow) and name in gpu_programs_targets.WITHOUT_PRODUCTS)]
+    for name in names:
+        base, _, size = name.partition("@")
+        if base not in KNOWN or (size and base not in gpu_programs_targets.ZOO):
+            raise ValueError(f"programs has {name!r}, but there are {', '.join(KNOWN)}, and a size only for the zoo's")
+    return names
+
+
+def choose_plans(slugs: list[str] | None, plans: dict[str, Plan]) -> list[str]:
+    """Return the names of the plans to measure, in the order in which they may spare each other.
+
+    Raises:
+        ValueError: there is none of a name on this device. The message lists all.
+    """
+    by_slug = {slug(name): name for name in plans}
+    if wrong := [one for one in slugs or () if one not in by_slug]:
+        raise ValueError(f"plans has {wrong[0]!r}, but on this device there are {', '.join(by_slug)}")
+    return [name for one, name in by_slug.items() if slugs is None or one in slugs]
+
+
+def find_target(name: str) -> str:
+    """Return the target of a program."""
+    base, at, size = name.partition("@")
+    return f"{gpu_programs_targets.ZOO[base]}{at}{size}" if base in gpu_programs_targets.ZOO else f"{TARGETS}:{name}"
+
+
+def measure_missing(
+    target: str, row: dict[str, Any], plans: dict[str, Plan], options: argparse.Namespace, end: float
+) -> Iterator[str]:
+    """Measure the plans that a target's row lacks, until a time, and yield each name once the row has its cell."""
+    with tempfile.TemporaryDirectory() as folder:  # in which later plans find the profile of the plain model
+        for key, plan in plans.items():
+            if is_done(row["plans"].get(key), options.timeout) or time.monotonic() >= end:
+                continue
+            if blocker := find_blocker(plan, row["plans"], options.timeout):
+                cell, eager_s = spare(blocker, options.timeout), None
+            else:
+                cell, eager_s = measure(target, plan, options, Path(folder, "study.db"))
+            row["plans"][key], row["eager_s"] = cell, row["eager_s"] or eager_s
+            yield key
+
+
+def is_done(cell: Cell | None, timeout_s: float) -> bool:
+    """Whether a plan needs no further try: one that was cut off is tried again with more time."""
+    if cell is None or cell.get("said") == DISTURBED:
+        return False
+    return cell.get("said") not in (CUT_OFF, NOT_BEGUN) or cell["timeout_s"] >= timeout_s
+
+
+def find_blocker(plan: Plan, cells: dict[str, Cell], timeout_s: float) -> str | None:
+    """Return the name of a plain compile of the same graph that was cut off, or None."""
+    if plan.backend != INDUCTOR.backend or plan.scope != "whole":
+        return None
+    cut = (key for key in PLAIN if cells.get(key, {}).get("said") == CUT_OFF and cells[key]["timeout_s"] >= timeout_s)
+    return next(cut, None)
+
+
+def spare(blocker: str, timeout_s: float) -> Cell:
+    """Return the cell of a plan that is not begun."""
+    why = f"not begun, as {blocker} was cut off, and compiles the same graph"
+    return {"said": NOT_BEGUN, "why": why, "timeout_s": timeout_s}
+
+
+def measure(target: str, plan: Plan, options: argparse.Namespace, store: Path) -> tuple[Cell, float | None]:
+    """Try a plan of a target as in a search, and return its cell, and eager's seconds per call.
+
+    Raises:
+        TorchwiseError: the plain model cannot be used or profiled.
+    """
+    study = torchwise.tune(
+        target,
+        plans=[plan],
+        device=options.device,
+        calls=CALLS,
+        allow=options.allow,
+        tolerance=getattr(options, "tolerance", None),
+        effort=options.effort,
+        iterations=options.iterations,
+        compile_timeout=options.timeout,
+        store=str(store),
+        progress=False,
+    ).record
+    found = rows(study)
+    eager = next((row.time for row in found if row.standing == "baseline" and row.time), None)
+    return read_row(
+        next((row for row in found if row.plan == plan), None), options.timeout
+    ), eager.mid if eager else None
+
+
+def read_row(row: Row | None, timeout_s: float) -> Cell:
+    """Return the cell of a plan's row. Only a verified plan has a speed-up."""
+    trial = row.trial if row is not None else None
+    if row is None or trial is None:
+        return {"said": DISTURBED, "why": "not tried"}
+    if not trial.is_verified or row.speedup is None:
+        return {"said": name_end(trial), "why": row.why, "timeout_s": timeout_s}
+    times, busy = [one.candidate_time for one in trial.processes], [one.busy_s for one in trial.processes]
+    return {
+        "speedup": [row.speedup.low, row.speedup.mid, row.speedup.high],
+        # Of its own calls. The row's is eager's time in another process over this speed-up.
+        "time_s": [min(t.low for t in times), statistics.median(t.mid for t in times), max(t.high for t in times)],
+        "busy_s": min((one for one in busy if one is not None), default=None),
+        "cold_s": row.cold_s,
+        "error": row.error,
+        "processes": len(trial.processes),
+    }
+
+
+def name_end(trial: Trial) -> str:
+    """Return in a word why a plan has no speed-up."""
+    if trial.failure is not None:
+        is_cut = trial.failure.kind is FailureKind.TIMED_OUT and trial.failure.stage.is_compiling
+        return CUT_OFF if is_cut else WORDS.get(trial.failure.kind, str(trial.failure.kind))
+    if trial.verdict is not None and trial.verdict.outcome is not Outcome.PASS:
+        return "wrong" if trial.verdict.outcome is Outcome.FAIL else "not comparable"
+    return DISTURBED if not trial.state.is_finished or trial.state is TrialState.PRUNED else str(trial.state)
+
+
+def write_row(name: str, row: dict[str, Any], plans: list[str]) -> str:
+    """Return the line of a program in the table."""
+    cells = [write_cell(row["plans"].get(key)) for key in plans]
+    eager = f"{row['eager_s'] * 1e6:.0f}" if row["eager_s"] else show.NONE
+    return f"| {name} | {eager} | {' | '.join([*cells, compare(row, plans)])} |"
+
+
+def write_cell(cell: Cell | None) -> str:
+    if cell is None:
+        return "not tried"
+    if "speedup" in cell:
+        return show.speedup(interval(*cell["speedup"]))
+    return f"{cell['said']} at {cell['timeout_s']:.0f} s" if cell["said"] == CUT_OFF else str(cell["said"])
+
+
+def compare(row: dict[str, Any], plans: list[str]) -> str:
+    """Return the speed of row programs over the best other way, and how many ways have no time to compare with."""
+    ratio = over_best({"plans": dict(row["plans"])})
+    if ratio is None:
+        return show.NONE
+    others = [key for key in plans if key != OWN]
+    untimed = sum("speedup" not in row["plans"].get(key, {}) for key in others)
+    rest = f", {untimed} of {len(others)} others without a time" if untimed else ""
+    return f"{show.speedup(ratio[0])} ({ratio[1]}{rest})"
+
+
+def summarize(found: dict[str, dict[str, Any]], plans: list[str], options: argparse.Namespace) -> list[str]:
+    """Return the table, and why plans have no speed-up."""
+    here = environment.detect(options.device)
+    products = "products in TF32" if lowers(options.allow) else "same precision"
+    lines = [
+        f"{here.gpu or here.cpu}, torch {here.torch}, {options.date}, {products}. Speed-ups over eager, with 95 % "
+        "intervals.",
+        "",
+        f"| program | eager, µs | {' | '.join(plans)} | row programs over the best other way |",
+        "|---" * (len(plans) + 3) + "|",
+        *(write_row(name, row, plans) for name, row in found.items()),
     ]
-    lines += [small_programs.write_row(name, row) for name, row in found.items()]
-    file.with_suffix(".md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
-
-
-def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the speed-up of each plan of a program over eager, or why it has none."""
-    with tempfile.TemporaryDirectory() as folder:
-        study = torchwise.tune(
-            f"{TARGETS}:{name}",
-            plans=PLANS.values(),
-            device="cuda",
-            calls=10_000_000,
-            allow=options.allow,
-            iterations=options.iterations,
-            compile_timeout=options.timeout,
-            store=str(Path(folder, "study.db")),
-            progress=False,
-        ).record
-    by_plan = {row.plan: row for row in rows(study)}
-    table = {key: small_programs.read_row(by_plan.get(plan)) for key, plan in PLANS.items()}
-    eager = next((row.time for row in by_plan.values() if row.standing == "baseline" and row.time), None)
-    return {"eager_s": eager.mid if eager else None, "plans": table}
+    untimed = [
+        f"- {name}, {key}: {cell['why']}"
+        for name, row in found.items()
+        for key, cell in row["plans"].items()
+        if "speedup" not in cell
+    ]
+    told = ["", "Plans without a time. One that was cut off or not begun may be faster:", "", *untimed]
+    return [*lines, *(told if untimed else [])]
 
 
 if __name__ == "__main__":

@@ -143,44 +143,53 @@ def lennard_jones(places: torch.Tensor, speeds: torch.Tensor) -> tuple[torch.Ten
     return places, speeds
 
 
-def _place(model: nn.Module, *inputs: torch.Tensor) -> Made:
-    return model.cuda().eval(), tuple(one.cuda() for one in inputs)
+def _place(device: str, model: nn.Module, *inputs: torch.Tensor) -> Made:
+    return model.to(device).eval(), tuple(one.to(device) for one in inputs)
 
 
-def neural_ode() -> Made:
+def neural_ode(device: str = "cuda") -> Made:
     """Return a neural ODE for 256 states."""
-    return _place(NeuralOde(), torch.randn(256, 64))
+    return _place(device, NeuralOde(), torch.randn(256, 64))
 
 
-def policy() -> Made:
+def policy(device: str = "cuda") -> Made:
     """Return a policy for one state."""
-    return _place(Policy(), torch.randn(1, 32))
+    return _place(device, Policy(), torch.randn(1, 32))
 
 
-def scan() -> Made:
+def scan(device: str = "cuda") -> Made:
     """Return a selective scan of 64 steps."""
-    return _place(Scan(), torch.randn(8, 64, 256), *(torch.randn(8, 64, n) for n in (256, 16, 16)))
+    return _place(device, Scan(), torch.randn(8, 64, 256), *(torch.randn(8, 64, n) for n in (256, 16, 16)))
 
 
-def radiance() -> Made:
+def radiance(device: str = "cuda") -> Made:
     """Return a radiance field for 4,096 rays of 64 points."""
-    return _place(Radiance(), torch.rand(4096 * 64, 3))
+    return _place(device, Radiance(), torch.rand(4096 * 64, 3))
 
 
-def gru() -> Made:
+def gru(device: str = "cuda") -> Made:
     """Return gated steps of 256 sequences."""
-    return _place(Gru(), torch.randn(256, 32, 64), torch.randn(256, 64))
+    return _place(device, Gru(), torch.randn(256, 32, 64), torch.randn(256, 64))
 
 
-def monte_carlo() -> Made:
+def monte_carlo(device: str = "cuda") -> Made:
     """Return 200,000 paths."""
-    ones = torch.ones(200_000, device="cuda")
+    ones = torch.ones(200_000, device=device)
     return heston, (100 * ones, 0.04 * ones)
 
 
-def particles() -> Made:
+def particles(device: str = "cuda") -> Made:
     """Return ten steps of 2,048 particles."""
-    return lennard_jones, (3 * torch.rand(2048, 3, device="cuda"), torch.zeros(2048, 3, device="cuda"))
+    return lennard_jones, (3 * torch.rand(2048, 3, device=device), torch.zeros(2048, 3, device=device))
 
 
 PROGRAMS = ("neural_ode", "policy", "scan", "radiance", "gru", "monte_carlo", "particles")
+WITHOUT_PRODUCTS = ("scan", "monte_carlo", "particles")
+"""Programs without a matrix product, to which TF32 means nothing."""
+ZOO = {
+    "energy_flow_rollout": "zoo:energy_flow.rollout",
+    "many_small_ops": "zoo:tutorial.many_small_ops",
+    "gru_step": "zoo:ivhl.gru_step",
+    "neuron": "zoo:energy_flow.neuron",
+}
+"""Programs of the zoo beside them, by their targets, to which a size may be added."""
