@@ -1,4 +1,4 @@
-"""The benchmark of programs on a GPU: plans are kept one by one, and one without a time is told as such."""
+"""The benchmarks of programs on a GPU: plans are kept one by one, and one without a time is told as such."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from sketches import FAILED, NOT_COMPARABLE, a_trial
 
 from torchwise.errors import BaselineError
@@ -27,6 +28,12 @@ WHOLE = ["inductor, captured", "reduce-overhead", "max-autotune", "max-autotune,
 def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module("gpu_programs")
+
+
+@pytest.fixture
+def decode(gpu: ModuleType) -> ModuleType:
+    assert gpu
+    return importlib.import_module("decode")
 
 
 def timed(speedup: float, **more: Any) -> dict[str, Any]:
@@ -275,3 +282,145 @@ def test_a_program_that_fails_is_told_and_the_others_are_measured(
     assert exited.value.code == 1
     assert "policy: no memory" in capsys.readouterr().err
     assert list(json.loads(next(tmp_path.glob("*.json")).read_text())) == ["gru"]
+
+
+# ---- decoding
+
+
+def test_weights_are_counted_as_the_model_has_them(decode: ModuleType) -> None:
+    size = decode.SIZES["tiny"]
+    model = load(f"{decode.TARGETS}:tiny", device="cpu").call
+    row_of_a_token = size.width
+    assert size.linear + size.others == sum(p.numel() for p in model.parameters()) + row_of_a_token
+    assert size.count_weight_bytes() == 2 * (size.linear + size.others)
+    assert size.count_weight_bytes(8) == size.linear + 2 * size.others
+    assert 1.2e9 < decode.SIZES["billion"].linear < 1.3e9
+
+
+@torch.no_grad()
+def test_a_step_reads_its_cache_up_to_its_place(decode: ModuleType) -> None:
+    workload, size = load(f"{decode.TARGETS}:tiny", device="cpu"), decode.SIZES["tiny"]
+    model, (token, place, cache) = workload.call.double(), workload.examples[0].args
+    cache = cache.double()
+    logits, own = model(token, place, cache)
+    assert (logits.shape, own.shape) == ((1, 1, size.vocabulary), (size.layers, 2, size.shared, 1, size.head))
+    later, first = cache.clone(), cache.clone()
+    later[..., size.place :, :] = 1e3
+    first[..., 0, :] = 1.0
+    assert torch.equal(model(token, place, later)[0], logits)
+    assert not torch.allclose(model(token, place, first)[0], logits)
+    assert not torch.allclose(model(token, place - 1, cache)[0], logits)
+
+
+@torch.no_grad()
+def test_attention_is_pytorchs_over_a_cache_with_the_steps_own_keys_and_values(decode: ModuleType) -> None:
+    workload, size = load(f"{decode.TARGETS}:tiny", device="cpu"), decode.SIZES["tiny"]
+    attention, cache = workload.call.layers[0].attention.double(), workload.examples[0].args[2][0].double()
+    x, still = torch.randn(1, 1, size.width).double(), (torch.ones(1, size.head), torch.zeros(1, size.head))
+    step = importlib.import_module("decode_targets").Step(*still, torch.arange(size.length) < size.place)
+    found, own = attention(x, cache, step)
+    written = torch.cat([cache[:, :, : size.place], own], 2)[:, None]
+    query = attention.query(x).view(1, size.heads, 1, size.head)
+    mixed = torch.nn.functional.scaled_dot_product_attention(query, *written.unbind(0), enable_gqa=True)
+    assert torch.allclose(found, attention.output(mixed.reshape(1, 1, size.width)))
+
+
+@torch.no_grad()
+def test_equal_distances_of_places_turn_alike(decode: ModuleType) -> None:
+    targets = importlib.import_module("decode_targets")
+    model, size = load(f"{decode.TARGETS}:tiny", device="cpu").call.float(), decode.SIZES["tiny"]
+    one, other = torch.randn(1, 1, size.head), torch.randn(1, 1, size.head)
+
+    def turn_to(x: torch.Tensor, place: int) -> torch.Tensor:
+        step = targets.Step(model.cosines[[place]], model.sines[[place]], model.places < place)
+        return targets.turn(x, step)
+
+    products = [float((turn_to(one, place) * turn_to(other, place + 4)).sum()) for place in (0, 3, 20)]
+    assert products == pytest.approx([products[0]] * 3, abs=0.05), "angles are rounded to bfloat16"
+    assert float((turn_to(one, 0) * turn_to(other, 5)).sum()) != pytest.approx(products[0], abs=0.05)
+
+
+def test_plans_of_fewer_bits_come_with_their_numerics_alone(decode: ModuleType) -> None:
+    plain, quantized = (decode.list_plans("cuda", allow) for allow in ("same-precision", "quantized"))
+    assert set(quantized) - set(plain) == {"int8 weights, captured", "float8, captured"}
+    for allow, plans in (("same-precision", plain), ("quantized", quantized)):
+        assert all(Numerics.of(allow).allows(numerics_of(plan)) for plan in plans.values())
+
+
+def test_shares_are_of_the_bytes_that_a_plan_reads(decode: ModuleType) -> None:
+    size = decode.SIZES["billion"]
+    copy = size.count_weight_bytes() / 1e-3  # which moves the weights in a millisecond
+    cell = timed(5.0, time_s=[1.9e-3, 2e-3, 2.1e-3], busy_s=1.25e-3, copy_bytes_per_s=copy)
+    assert decode.write_line("captured", cell, size) == (
+        "| captured | 2.000 [1.900, 2.100] | 1.250 | 5.00× [4.90, 5.10] | 50% | 80% |"
+    )
+    assert decode.write_line("int8 weights, captured", cell, size).endswith("| 25% | 40% |")
+    found = {**cell, "plan": "inductor + int8_weights", "rewrites": ["int8_weights"]}
+    assert decode.write_line("the search", found, size).startswith("| the search: inductor + int8_weights | 2.000")
+    assert decode.write_line("the search", found, size).endswith("| 25% | 40% |")
+    assert (
+        decode.write_line("max-autotune", cut_off(150.0), size) == "| max-autotune | cut off at 150 s | – | – | – | – |"
+    )
+
+
+def test_results_of_decoding_are_kept_plan_by_plan_and_the_search_comes_last(
+    decode: ModuleType, gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measured = answer(gpu, monkeypatch, {"reduce-overhead": cut_off(150.0)})
+    monkeypatch.setattr(decode, "bandwidth", lambda _: 3e12)
+    searched: list[str] = []
+
+    def search(target: str, options: Namespace) -> tuple[dict[str, Any], float]:
+        searched.append(target.rpartition(":")[2])
+        told = {"said": "eager", "plan": "eager", "rewrites": [], "why": "nothing pays"}
+        return {**told, "budget_s": options.budget}, 1e-3
+
+    monkeypatch.setattr(decode, "search", search)
+    run(decode, monkeypatch, tmp_path, "--size", "tiny", "--plans", "captured", "--budget", "0")
+    assert (measured, searched) == (["captured"], [])
+    run(decode, monkeypatch, tmp_path, "--size", "tiny", "--plans", "captured", "reduce-overhead")
+    run(decode, monkeypatch, tmp_path, "--size", "tiny", "--plans", "captured", "reduce-overhead")
+    assert (measured, searched) == (["captured", "reduce-overhead"], ["tiny"])
+    run(decode, monkeypatch, tmp_path, "--size", "tiny", "--plans", "--budget", "500", "--seconds", "499")
+    assert searched == ["tiny"], "too little time was left"
+    run(decode, monkeypatch, tmp_path, "--size", "tiny", "--plans", "--budget", "500")
+    assert (measured, searched) == (["captured", "reduce-overhead"], ["tiny", "tiny"]), "it had more time"
+    file = tmp_path / "2026-11-29-x-decode-tiny-same-precision"
+    found = json.loads(file.with_suffix(".json").read_text())
+    assert list(found["plans"]) == ["captured", "reduce-overhead", "the search"]
+    assert found["plans"]["captured"]["copy_bytes_per_s"] == 3e12
+    text = file.with_suffix(".md").read_text()
+    assert "| the search: eager | eager | – | – | – | – |" in text
+    assert "A copy moves 3,000 GB/s, read and written" in text
+
+
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_a_search_tells_its_decision_with_the_time_of_its_trial(
+    decode: ModuleType, monkeypatch: pytest.MonkeyPatch, is_eager: bool
+) -> None:
+    plan = Plan() if is_eager else Plan(transforms=("int8_weights",), capture="call")
+    eager = SimpleNamespace(standing="baseline", is_decided=is_eager, trial=None, time=SimpleNamespace(mid=3e-3))
+    trial = a_trial(plan, 2.0)
+    row = SimpleNamespace(
+        standing="decided", is_decided=True, trial=trial, speedup=trial.speedup, time=None, cold_s=1.0, error=0.01
+    )
+    decision = SimpleNamespace(plan=plan, reason="it saves most")
+    study = SimpleNamespace(decision=decision, seconds=200.0, trials=(trial,))
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(decode.torchwise, "tune", lambda _, **how: given.update(how) or SimpleNamespace(record=study))
+    monkeypatch.setattr(decode, "rows", lambda _: [eager] if is_eager else [row, eager])
+    options = Namespace(device="cuda", allow="quantized", tolerance=0.05, effort="standard", budget=240.0)
+    cell, eager_s = decode.search("zoo:a", options)
+    assert (given["budget"], given["allow"], given["tolerance"], eager_s) == (240.0, "quantized", 0.05, 3e-3)
+    assert (cell["plan"], cell["why"], cell["budget_s"]) == (str(plan), "it saves most", 240.0)
+    assert cell["rewrites"] == list(plan.transforms)
+    assert cell.get("said") == ("eager" if is_eager else None)
+    assert ("speedup" in cell) is not is_eager
+
+
+def test_a_tolerance_is_for_fewer_bits_alone(
+    decode: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run(decode, monkeypatch, tmp_path, "--tolerance", "0.1")
+    assert "tolerance is 0.1, but is for numbers of fewer bits: add --allow quantized" in capsys.readouterr().err
