@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Collection
@@ -288,6 +289,54 @@ def test_a_plan_is_stale_when_the_weights_change(name: str) -> None:
         assert error_of(call(x), model(x)) < ERRORS[name]
         model[0].weight.mul_(2.0)
         with pytest.raises(StalePlanError, match="the weights changed"):
+            call(x)
+
+
+class Caching(nn.Module):
+    """Writes to its own cache in each call, in place or by a new tensor, as a model that decodes does."""
+
+    cache: torch.Tensor
+
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__()
+        self.layer, self.in_place = nn.Linear(64, 64), in_place
+        self.register_buffer("cache", torch.zeros(4, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        now = self.layer(x)
+        if self.in_place:
+            self.cache.mul_(0.5).add_(now)
+        else:
+            self.cache = self.cache * 0.5 + now
+        return self.cache.clone()
+
+
+@pytest.mark.parametrize("in_place", [True, False], ids=["in place", "anew"])
+@pytest.mark.parametrize("precision", ["native", "tf32"])
+def test_a_cache_that_calls_write_to_is_no_weight(in_place: bool, precision: str) -> None:
+    torch.manual_seed(0)
+    model, x = Caching(in_place=in_place).eval(), torch.randn(4, 64)
+    reference = copy.deepcopy(model)
+    with torch.no_grad():
+        call = compiled(model, Plan(transforms=("int8_dynamic",), precision=precision))
+        for _ in range(3):
+            assert error_of(call(x), reference(x)) < 0.02
+        for one in (model, reference):
+            one.cache.zero_()
+        assert error_of(call(x), reference(x)) < 0.02, "a cache that was emptied is read as it is now"
+        assert error_of(model.cache, reference.cache) < 0.02
+        model.layer.weight.mul_(2.0)
+        with pytest.raises(StalePlanError, match="the weights changed"):
+            call(x)
+
+
+def test_buffers_that_a_plan_copies_are_weights() -> None:
+    model, x = Caching(in_place=True).eval(), torch.randn(4, 64)
+    with torch.no_grad():
+        call = compiled(model, Plan(transforms=("int8_dynamic",), precision="bf16"))
+        call(x)
+        model.cache.zero_()
+        with pytest.raises(StalePlanError):
             call(x)
 
 

@@ -31,7 +31,7 @@ from torchwise.compile.transforms import Layer, check_transforms, has_stage, loa
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.choice import Stage, load_choices, load_code
-from torchwise.plan.rules import has_fixed_weights
+from torchwise.plan.rules import freezes_weights, has_fixed_weights
 from torchwise.workload.input_spec import find_varying_dims
 from torchwise.workload.train_step import TrainStep
 from torchwise.workload.workload import Example
@@ -176,7 +176,9 @@ def _prepare_call(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., A
     if isinstance(call, torch.nn.Module) and guarded:
         runs = form if follows else inside  # the layer of derived weights syncs the rest
         is_copy = runs is not call and not has_stage(plan.transforms, Stage.FORM)  # the model declares that form itself
-        guard = functools.partial(ModuleChangeGuard, call, values=frozen)
+        # Code that only makes others from weights reads buffers where they are, unless it runs copies of those.
+        of_parameters = not freezes_weights(plan) and inside is form
+        guard = functools.partial(ModuleChangeGuard, call, values=frozen, of_parameters=of_parameters)
         if is_copy and isinstance(runs, torch.nn.Module):
             layers.append(guard(copied=runs).wrap)
         else:  # each path takes a new snapshot, as the first call may have set something on the model

@@ -196,6 +196,8 @@ class ModuleChangeGuard:
     Args:
         module: the original module.
         values: whether the code is valid only for the present values of the weights, as with freezing.
+        of_parameters: whether only parameters are weights then, as it reads buffers where they are. A call may write
+            to those, such as to a cache of keys and values.
         copied: the copy that is called instead, if any. Attributes that it sets on itself are carried over, and
             attributes set on the original are carried to it.
         itself: whether the module itself is called, so that the code reads its plain attributes.
@@ -205,13 +207,21 @@ class ModuleChangeGuard:
     """
 
     def __init__(
-        self, module: torch.nn.Module, *, values: bool, copied: torch.nn.Module | None = None, itself: bool = False
+        self,
+        module: torch.nn.Module,
+        *,
+        values: bool,
+        of_parameters: bool = False,
+        copied: torch.nn.Module | None = None,
+        itself: bool = False,
     ) -> None:
+        freezes_all = values and not of_parameters
+
         def reads() -> Reads | None:
-            return _tensor_attributes(module) if values else _NONE if copied is not None else None
+            return _tensor_attributes(module) if freezes_all else _NONE if copied is not None else None
 
         self._watch = ModuleGuard(module, reads if itself or copied is not None else lambda: None)
-        self._values = values
+        self._values, self._freezes_all = values, freezes_all
         self._set = attributes_of(module, copied, follows=False) if copied is not None else None
         self._take_snapshot()
 
@@ -230,21 +240,24 @@ class ModuleChangeGuard:
         return guard
 
     def _check(self) -> None:
-        if self._values and self._watch.versions() != self._versions:
+        if self._values and self._count_writes() != self._versions:
             varied = VaryingValue("", "the values of the weights", VaryingKind.CONTENT)
             raise ChangedModelError("the weights changed since they were frozen into the plan", varied)
         if self._set is not None:
             self._set.follow()
         if not self._watch.has_changed():
             return
-        if self._set is None or self._values or self._watch.has_new_structure() or self._watch.has_new_parameters():
+        if self._set is None or self._freezes_all or self._watch.has_new_structure() or self._watch.has_new_parameters():
             raise _stale(self._watch)
         self._set.follow_buffers()
         self._watch.take_snapshot()
 
     def _take_snapshot(self) -> None:
         self._watch.take_snapshot()
-        self._versions = _versions_of(self._watch) if self._values else []
+        self._versions = check_counted(self._count_writes()) if self._values else []
+
+    def _count_writes(self) -> list[int | None]:
+        return self._watch.versions(of_parameters=not self._freezes_all)
 
 
 def _stale(watch: ModuleGuard) -> ChangedModelError:
@@ -277,12 +290,16 @@ def attributes_of(original: torch.nn.Module, copied: torch.nn.Module, *, follows
 
 
 def _versions_of(watch: ModuleGuard) -> list[int | None]:
-    """Count the writes to each tensor.
+    """Count the writes to each tensor. See `check_counted`."""
+    return check_counted(watch.versions())
+
+
+def check_counted(versions: list[int | None]) -> list[int | None]:
+    """Return counts of writes to weights.
 
     Raises:
         UnsupportedError: one was made in inference mode, which keeps no count: new weights would go unnoticed.
     """
-    versions = watch.versions()
     if None in versions:
         raise UnsupportedError(
             "a weight was created in inference mode, where PyTorch does not count writes to it, but the plan keeps "

@@ -291,8 +291,10 @@ class ModuleGuard(Guard):
                 return f"the mode of {where}" if before[2] != after[2] else f"the list of submodules of {where}"
         return "the structure of the model (its submodules, hooks or attributes)"
 
-    def versions(self) -> list[int | None]:
-        """Return the version counter of each tensor of the last snapshot, with None for tensors of inference mode.
+    def versions(self, *, of_parameters: bool = False) -> list[int | None]:
+        """Return the version counter of each tensor of the last snapshot, or of its parameters alone.
+
+        It is None for tensors of inference mode.
 
         It shows writes of `load_state_dict` and optimizers. PyTorch does not count writes of a fused optimizer, nor of
         libraries with kernels of their own. So the steps of each optimizer with one of the tensors are counted here,
@@ -300,7 +302,12 @@ class ModuleGuard(Guard):
         """
         if self._steps is None:
             self._count_steps()
-        return [*map(count_writes, self._state.aliases), self._steps]
+        state = self._state
+        counted = state.aliases
+        if of_parameters:
+            tensors = zip(state.tensors, counted, strict=True)
+            counted = [alias for tensor, alias in tensors if isinstance(tensor, torch.nn.Parameter)]
+        return [*map(count_writes, counted), self._steps]
 
     def _count_steps(self) -> None:
         self._steps = 0
