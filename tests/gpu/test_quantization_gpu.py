@@ -32,6 +32,20 @@ def test_a_layer_answers_nearly_as_the_original(name: str, rows: int, backend: s
     assert float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt()) < ERRORS[name]
 
 
+@pytest.mark.parametrize("name", [*ERRORS])
+def test_a_layer_of_gpt2_answers_nearly_as_the_original(name: str) -> None:
+    conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(conv1d(1024, 512)).eval().cuda().bfloat16()
+    if name == "fp8_dynamic" and not quantization.multiplies_float8(model):
+        pytest.skip("this GPU does not multiply float8")
+    x = torch.randn(32, 512, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        call = compile_plan(model, Plan(transforms=(name,)), Example((x,)), device="cuda", mode="inference").call
+        found, expected = call(x).double(), model.double()(x.double())
+    assert float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt()) < ERRORS[name]
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_large_outputs_fit_into_their_dtype(dtype: torch.dtype, backend: str) -> None:

@@ -161,10 +161,12 @@ def test_layers_that_code_may_watch_or_change_are_left_alone() -> None:
     hooked.register_forward_hook(lambda *_: None)
     own_forward.forward = lambda x: x  # type: ignore[method-assign,assignment]
     parametrized = parametrizations.weight_norm(nn.Linear(64, 64))
-    others = [Own(64, 64), hooked, own_forward, parametrized, nn.Linear(0, 4), nn.Linear(64, 64, device="meta")]
+    flat = nn.Linear(64, 1, bias=False)
+    flat.weight = nn.Parameter(torch.ones(64))
+    others = [Own(64, 64), hooked, own_forward, parametrized, nn.Linear(0, 4), nn.Linear(64, 64, device="meta"), flat]
     attention = nn.MultiheadAttention(64, 4)
     assert list_layers(nn.ModuleList([*others, attention, nn.Linear(64, 64).double()])) == []
-    assert list_layers(nn.ModuleList([*others, nn.Linear(64, 64)])) == ["6"]
+    assert list_layers(nn.ModuleList([*others, nn.Linear(64, 64)])) == ["7"]
     assert list_layers(nn.ModuleDict({"a,b": nn.Linear(64, 64)})) == [], "a comma separates names in plans"
 
 

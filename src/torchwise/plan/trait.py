@@ -57,7 +57,7 @@ class Trait(OpenEnum):
     FFT_CONVOLUTION = "fft_convolution", "convolves by Fourier transforms whose length has a large prime factor"
     PAIR_DISTANCES = "pair_distances", "writes out the distances of all pairs of points"
     TOLERANT = "tolerant", "is allowed an error by --tolerance"
-    LINEAR_LAYERS = "linear_layers", "has nn.Linear layers"
+    LINEAR_LAYERS = "linear_layers", "has linear layers"
     FLOAT8 = "float8", "runs on a GPU that multiplies numbers of 8 bits with an exponent (float8)"
     STATIC_FORM = "static_form", "declares a form with static shapes"
     STOCHASTIC = "stochastic", "draws random numbers"

@@ -3,6 +3,9 @@
 The weights are rounded when the copy is made, so a plan is stale when they change (`Choice.derives_weights`). Layers
 stay as they are if code may watch or change them (a class of its own, hooks, parametrizations), if the format does not
 fit their sizes, or if they are far smaller than the largest: they would gain nothing.
+
+`nn.MultiheadAttention` stays as it is, too. It passes the weights of its `out_proj` to a function and never calls that
+layer, so another class of it would change nothing.
 """
 
 from __future__ import annotations
@@ -15,12 +18,14 @@ from torch import nn
 
 from torchwise.compile.shared_copies import share
 from torchwise.compile.transforms.quantization.formats import (
+    FORMATS,
     Float8Dynamic,
     Int4Weights,
     Int8Dynamic,
     Int8Weights,
     QuantizedLinear,
 )
+from torchwise.compile.transforms.quantization.layers import derive_class, find_layer_classes
 from torchwise.errors import UnsupportedError
 
 Layer = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -36,7 +41,7 @@ FLOAT8_CAPABILITY = (8, 9)
 
 def has_linear_layers(model: Any) -> bool:
     """Whether a model has, or is, a linear layer that a format fits."""
-    return any(_list_layers(model, kind) for kind in (Int8Dynamic, Int8Weights, Int4Weights, Float8Dynamic))
+    return any(_list_layers(model, kind) for kind in FORMATS)
 
 
 def has_quantized_layers(call: Any) -> bool:
@@ -111,7 +116,7 @@ def _quantize(
     with torch.inference_mode(False), torch.no_grad():
         for one in changed:
             part = model.get_submodule(one)
-            part.__class__ = kind  # the copy's class, which Torchwise created
+            part.__class__ = derive_class(kind, type(part))  # type: ignore[arg-type]  # the copy's, the original's stays
             part.check_names(f"a plan with {name}")  # type: ignore[operator]
             part.quantize()  # type: ignore[operator]
     return model, lambda inner: inner
@@ -126,14 +131,16 @@ def _list_layers(call: Any, kind: type[QuantizedLinear]) -> dict[str, int]:
 
 
 def _fits(part: nn.Module, kind: type[QuantizedLinear]) -> bool:
-    if type(part) is not nn.Linear or "forward" in vars(part) or _has_hooks(part):
+    is_transposed = find_layer_classes().get(type(part))
+    if is_transposed is None or "forward" in vars(part) or _has_hooks(part):
         return False
-    weight = part.weight
+    weight: Any = part.weight
     multiples = kind.MULTIPLES.get(weight.device.type)
     is_plain = type(weight) is nn.Parameter and weight.layout is torch.strided and weight.dtype in DTYPES
-    if multiples is None or not is_plain or weight.numel() == 0 or part.in_features > MAX_INPUTS:
+    if multiples is None or not is_plain or weight.numel() == 0 or weight.dim() != 2:
         return False
-    return part.in_features % multiples[0] == 0 and part.out_features % multiples[1] == 0
+    outputs, inputs = weight.shape[::-1] if is_transposed else weight.shape
+    return bool(inputs <= MAX_INPUTS and inputs % multiples[0] == 0 and outputs % multiples[1] == 0)
 
 
 def _has_hooks(part: nn.Module) -> bool:

@@ -41,16 +41,24 @@ _multiply_int4_cuda = _find(low_bits.INT4_PRODUCT_CUDA)
 _multiply_float8 = _find(low_bits.FLOAT8_PRODUCT)
 
 
-class QuantizedLinear(nn.Linear):
-    """Takes the place of the class of a linear layer, whose attributes it keeps.
+class QuantizedLinear(nn.Module):
+    """A format of linear layers. `derive_class` puts it before the class of a layer, whose attributes it keeps.
 
     Attributes:
         MULTIPLES: the numbers of inputs and of outputs must be multiples of these, for each kind of device.
         NAMES: PyTorch's private names that the format needs, for each kind of device.
+        is_transposed: whether the weight has the shape (inputs, outputs), and not (outputs, inputs).
+        inputs: the number of inputs.
+        outputs: the number of outputs.
     """
 
     MULTIPLES: ClassVar[dict[str, tuple[int, int]]]
-    NAMES: ClassVar[dict[str, tuple[PrivateName, ...]]]
+    NAMES: ClassVar[dict[str, tuple[PrivateName, ...]]] = {}
+    is_transposed: ClassVar[bool]
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    inputs: int
+    outputs: int
 
     def check_names(self, feature: str) -> None:
         """Refuse a PyTorch that lacks a name which the format needs.
@@ -61,7 +69,22 @@ class QuantizedLinear(nn.Linear):
         private_name.check(feature, self.NAMES.get(self.weight.device.type, ()))
 
     def quantize(self) -> None:
-        """Round the weight, and keep the result in buffers that no `state_dict` has."""
+        """Round the weight, and keep the result in buffers that no `state_dict` has.
+
+        Raises:
+            UnsupportedError: this machine cannot multiply in the format.
+        """
+        rows = self.read_weight().detach()
+        self.outputs, self.inputs = rows.shape
+        for name, tensor in self.round_weight(rows.contiguous()).items():
+            self.register_buffer(name, tensor.contiguous(), persistent=False)
+
+    def read_weight(self) -> torch.Tensor:
+        """Return the weight with the shape (outputs, inputs)."""
+        return self.weight.t() if self.is_transposed else self.weight
+
+    def round_weight(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the buffers that take the place of a weight with the shape (outputs, inputs), by name."""
         raise NotImplementedError
 
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
@@ -69,24 +92,21 @@ class QuantizedLinear(nn.Linear):
         raise NotImplementedError
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Return the product, with the bias, as `nn.Linear` does. It answers inputs that it refuses or that are empty.
+        """Return the product, with the bias, as the layer does. It answers inputs that it refuses or that are empty.
 
         Autocast gives such a product its own dtype, whatever the input has.
         """
         device = input.device.type
         is_cast = torch.is_autocast_enabled(device) and input.is_floating_point() and not is_wide(input)
-        is_unfit = input.shape[-1:] != (self.in_features,) or not (is_cast or input.dtype is self.weight.dtype)
+        is_unfit = input.shape[-1:] != (self.inputs,) or not (is_cast or input.dtype is self.weight.dtype)
         if is_unfit or input.numel() == 0:
-            return super().forward(input)
-        product = self.multiply(input.reshape(-1, self.in_features))
+            answer: torch.Tensor = super().forward(input)
+            return answer
+        product = self.multiply(input.reshape(-1, self.inputs))
         product = product.to(torch.get_autocast_dtype(device) if is_cast else input.dtype)
         if self.bias is not None:
             product = product + self.bias.to(product.dtype)
-        return product.reshape(*input.shape[:-1], self.out_features)
-
-    def _keep(self, **tensors: torch.Tensor) -> None:
-        for name, tensor in tensors.items():
-            self.register_buffer(name, tensor.contiguous(), persistent=False)
+        return product.reshape(*input.shape[:-1], self.outputs)
 
 
 class Int8Dynamic(QuantizedLinear):
@@ -97,18 +117,18 @@ class Int8Dynamic(QuantizedLinear):
     int8_weight: torch.Tensor
     weight_scale: torch.Tensor
 
-    def quantize(self) -> None:
+    def round_weight(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         """Round the weight.
 
         Raises:
             UnsupportedError: this CPU's product of whole numbers is not exact.
         """
-        if self.weight.device.type == "cpu" and not multiplies_exactly():
+        if weight.device.type == "cpu" and not multiplies_exactly():
             raise UnsupportedError(
                 "transforms has 'int8_dynamic', but this CPU adds products of 8 bits in 16, which is too few"
             )
-        scaled, scale = scale_rows(self.weight.detach(), LARGEST_INT8)
-        self._keep(int8_weight=torch.round(scaled).to(torch.int8), weight_scale=scale.flatten())
+        scaled, scale = scale_rows(weight, LARGEST_INT8)
+        return {"int8_weight": torch.round(scaled).to(torch.int8), "weight_scale": scale.flatten()}
 
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """Round the rows, and multiply whole numbers, which is exact."""
@@ -128,12 +148,11 @@ class Int8Weights(QuantizedLinear):
     int8_weight: torch.Tensor
     weight_scale: torch.Tensor
 
-    def quantize(self) -> None:
+    def round_weight(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         """Round the weight. The scales are in the dtype of the product: Inductor wants them as they are."""
-        weight = self.weight.detach()
         scale = scale_rows(weight, LARGEST_INT8)[1].bfloat16()
         whole = torch.round(weight.float() / scale.float()).clamp(-LARGEST_INT8, LARGEST_INT8)
-        self._keep(int8_weight=whole.to(torch.int8), weight_scale=scale.flatten())
+        return {"int8_weight": whole.to(torch.int8), "weight_scale": scale.flatten()}
 
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """Multiply with the rounded weight."""
@@ -160,10 +179,10 @@ class Int4Weights(QuantizedLinear):
     packed_weight: torch.Tensor
     scales_and_zeros: torch.Tensor
 
-    def quantize(self) -> None:
+    def round_weight(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         """Round the weight, and pack it as the device wants it."""
-        whole, scales_and_zeros = round_groups(self.weight.detach())
-        self._keep(packed_weight=_pack_int4(whole), scales_and_zeros=scales_and_zeros)
+        whole, scales_and_zeros = round_groups(weight)
+        return {"packed_weight": _pack_int4(whole), "scales_and_zeros": scales_and_zeros}
 
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """Multiply with the rounded weight."""
@@ -177,7 +196,7 @@ class Int4Weights(QuantizedLinear):
 
     def dequantize(self) -> torch.Tensor:
         """Return the rounded weight as numbers, from the weight: only the device can read what it packed."""
-        whole, scales_and_zeros = round_groups(self.weight)
+        whole, scales_and_zeros = round_groups(self.read_weight())
         scale, zero = scales_and_zeros.to(self.weight.dtype).transpose(0, 1).unbind(2)
         groups: torch.Tensor = (whole - 8).unflatten(1, (-1, GROUP)).to(self.weight.dtype)
         found: torch.Tensor = groups * scale[..., None] + zero[..., None]
@@ -193,11 +212,11 @@ class Float8Dynamic(QuantizedLinear):
     weight_scale: torch.Tensor
     float8: torch.dtype
 
-    def quantize(self) -> None:
-        """Round the weight. It is kept as bytes, as a copy in a lower precision would convert the numbers."""
+    def round_weight(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Round the weight."""
         self.float8 = _FLOAT8  # code compiled ahead of time depends on no global dtype
-        scaled, scale = scale_rows(self.weight.detach(), _LARGEST_FLOAT8)
-        self._keep(float8_bytes=scaled.to(_FLOAT8).view(torch.uint8), weight_scale=scale.flatten())
+        scaled, scale = scale_rows(weight, _LARGEST_FLOAT8)
+        return {"float8_bytes": _to_bytes(scaled), "weight_scale": scale.flatten()}
 
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """Round the rows, and multiply."""
@@ -211,6 +230,7 @@ class Float8Dynamic(QuantizedLinear):
         return found
 
 
+FORMATS = (Int8Dynamic, Int8Weights, Int4Weights, Float8Dynamic)
 _FLOAT8 = torch.float8_e4m3fn
 _LARGEST_FLOAT8 = torch.finfo(_FLOAT8).max
 
@@ -237,6 +257,11 @@ def scale_rows(rows: torch.Tensor, largest: float) -> tuple[torch.Tensor, torch.
     wide = rows if is_wide(rows) else rows.float()
     scale = wide.abs().amax(1, keepdim=True).clamp(min=TINY) / largest
     return wide / scale, scale
+
+
+def _to_bytes(scaled: torch.Tensor) -> torch.Tensor:
+    """Round to float8, as bytes: a copy of a layer in a lower precision would convert the numbers."""
+    return scaled.to(_FLOAT8).view(torch.uint8)
 
 
 def round_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
