@@ -511,7 +511,7 @@ def test_a_rewrite_that_changes_the_number_of_modules_is_told_the_stage_for_that
 
 
 def test_the_transforms_are_named_where_one_is_unknown() -> None:
-    by_stage = r"'nothing', but there are static_form, .*fp8_dynamic, group_norm, .*numbers_on_gpu"
+    by_stage = r"'nothing', but there are static_form, .*fp8_weights, group_norm, .*numbers_on_gpu"
     with pytest.raises(UnsupportedError, match=by_stage) as found:
         compile_call(torch.tanh, Plan(transforms=("nothing",)), torch.ones(1))
     named = str(found.value).partition("there are ")[2].split(", ")

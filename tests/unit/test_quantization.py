@@ -23,7 +23,6 @@ from torchwise.compile import compile_plan
 from torchwise.compile.aot import Loader, Maker
 from torchwise.compile.transforms import quantization
 from torchwise.compile.transforms.quantization import formats
-from torchwise.compile.transforms.quantization.formats import Float8Dynamic
 from torchwise.errors import InputError, PlanError, StalePlanError, UnsupportedError
 from torchwise.plan import Numerics, Plan, PlanSpace, Trait
 from torchwise.plan.choice import find_choice, load_choices, skip_parts
@@ -43,13 +42,21 @@ from torchwise.verify.sensitivity import choose_skipped
 from torchwise.workload import Example
 
 FORMATS = ("int8_dynamic", "int8_weights", "int4_weights")
-ERRORS = {"int8_dynamic": 0.02, "int8_weights": 0.01, "int4_weights": 0.15}
+FLOAT8 = ("fp8_weights", "fp8_dynamic", "fp8_per_tensor")
+"""Formats for GPUs, whose reference a CPU computes with the fixture `float8_on_cpu`."""
+ERRORS = {"int8_dynamic": 0.02, "int8_weights": 0.01, "int4_weights": 0.15, **dict.fromkeys(FLOAT8, 0.06)}
 Rewrite = Callable[..., tuple[nn.Module, Any]]
 
 
 def rewrite_of(name: str) -> Rewrite:
     found: Rewrite = getattr(quantization, f"use_{name}")
     return found
+
+
+@pytest.fixture
+def float8_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (formats.Float8Weights, formats.Float8Dynamic):
+        monkeypatch.setattr(kind, "MULTIPLES", {"cpu": (16, 16)})
 
 
 def make_model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -62,10 +69,19 @@ def error_of(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.detach().double() - exact).square().mean().sqrt() / exact.square().mean().sqrt())
 
 
+class OnGpu(torch.Tensor):
+    """Says that it is on a GPU."""
+
+    @property
+    def is_cuda(self) -> bool:
+        return True
+
+
 # ---- the layers
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.usefixtures("float8_on_cpu")
+@pytest.mark.parametrize("name", [*FORMATS, *FLOAT8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(64,), (1, 64), (3, 5, 64)])
 def test_a_layer_answers_nearly_as_the_original(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -81,10 +97,10 @@ def test_a_layer_answers_nearly_as_the_original(name: str, dtype: torch.dtype, s
     assert list(copy.state_dict()) == list(model.state_dict())
 
 
-@pytest.mark.parametrize("name", [*FORMATS, "fp8_dynamic"])
-def test_in_float64_it_is_the_same_function(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("float8_on_cpu")
+@pytest.mark.parametrize("name", [*FORMATS, *FLOAT8])
+def test_in_float64_it_is_the_same_function(name: str) -> None:
     """The reference of a plan is its rewritten model in float64. It must not be the original."""
-    monkeypatch.setattr(Float8Dynamic, "MULTIPLES", {"cpu": (16, 16)})
     model, x = make_model(), torch.randn(40, 64)
     copy, _ = rewrite_of(name)(model)
     with torch.no_grad():
@@ -93,6 +109,60 @@ def test_in_float64_it_is_the_same_function(name: str, monkeypatch: pytest.Monke
         assert wide.dtype is torch.float64
         assert error_of(narrow, wide) < 0.006
         assert error_of(wide, model.double()(x.double())) > 2 * error_of(narrow, wide) or name == "int8_weights"
+
+
+@pytest.mark.usefixtures("float8_on_cpu")
+def test_float8_has_a_scale_for_each_row_or_one_for_the_tensor() -> None:
+    model, x = make_model()[:1], torch.randn(4, 64)
+    larger = torch.cat([x[:1] * 1e6, x[1:]])
+    found = {name: rewrite_of(name)(model)[0][0] for name in FLOAT8}
+    assert [layer.weight_scale.numel() for layer in found.values()] == [96, 96, 1]
+    with torch.no_grad():
+        for name in ("fp8_weights", "fp8_dynamic"):
+            torch.testing.assert_close(found[name](larger)[1:], found[name](x)[1:])
+        layer = found["fp8_per_tensor"]
+        bias = layer.bias.expand(3, -1)
+        torch.testing.assert_close(layer(larger)[1:], bias, msg="beside 1e6, the other rows are rounded to zero")
+        assert float((layer(x)[1:] - bias).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("kind", [formats.Float8Dynamic, formats.Float8PerTensor])
+def test_the_product_of_float8_takes_the_scales_as_they_are(
+    kind: type[formats.Float8Dynamic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU calls this product. The CPU has it, too, and a tensor without memory gets a GPU's checks of its sizes."""
+    monkeypatch.setattr(kind, "MULTIPLES", {"cpu": (16, 16)})
+    name = "fp8_per_tensor" if kind is formats.Float8PerTensor else "fp8_dynamic"
+    layer, x = rewrite_of(name)(make_model()[:1])[0][0], torch.randn(4, 64)
+    given: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(formats, "_multiply_float8", lambda *args, **_: given.append(args))
+    layer.multiply(OnGpu(x))
+    args = [one.as_subclass(torch.Tensor) for one in given[0]]
+    assert torch._scaled_mm(*(one.to("meta") for one in args), out_dtype=torch.bfloat16).shape == (4, 96)
+    with torch.no_grad():
+        assert error_of(torch._scaled_mm(*args, out_dtype=torch.bfloat16), layer.multiply(x)) < 0.004
+
+
+def test_float8_weights_leave_inputs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats.Float8Weights, "MULTIPLES", {"cpu": (1, 1)})
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(7, 5)).eval(), torch.randn(3, 7)
+    layer = rewrite_of("fp8_weights")(model)[0][0]
+    with torch.no_grad():
+        rounded = layer.dequantize(torch.float32)
+        assert torch.equal(layer(x), functional.linear(x, rounded) + layer.bias)
+        assert 0.01 < error_of(rounded, model[0].weight) < 0.04
+
+
+def test_float16_holds_float8_weights_whose_scale_it_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats.Float8Weights, "MULTIPLES", {"cpu": (1, 1)})
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64, bias=False)).half()
+    with torch.no_grad():
+        model[0].weight.mul_(0.01)
+        layer = rewrite_of("fp8_weights")(model)[0][0]
+        assert float(layer.weight_scale.max()) < torch.finfo(torch.float16).tiny
+        assert error_of(layer.dequantize(torch.float16), layer.dequantize(torch.float32)) < 1e-3
 
 
 def test_rows_of_zeros_and_rows_that_are_not_finite_stay_apart() -> None:
@@ -183,7 +253,9 @@ def test_layers_far_smaller_than_the_largest_are_left_alone() -> None:
         ("int4_weights", 48, 16, False),
         ("int4_weights", 64, 17, False),
         ("int4_weights", 64, 48, True),
-        ("fp8_dynamic", 64, 64, False),  # on a CPU
+        ("fp8_weights", 64, 64, False),  # on a CPU
+        ("fp8_dynamic", 64, 64, False),
+        ("fp8_per_tensor", 64, 64, False),
     ],
 )
 def test_a_format_fits_some_sizes(name: str, inputs: int, outputs: int, fits: bool) -> None:
@@ -260,7 +332,8 @@ def test_whole_numbers_under_autocast_are_answered_alike() -> None:
                 call(torch.ones(2, 64, dtype=torch.int32))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.usefixtures("float8_on_cpu")
+@pytest.mark.parametrize("name", [*FORMATS, *FLOAT8])
 def test_a_transposed_weight_is_rounded_into_rows(name: str) -> None:
     model = nn.Sequential(nn.Linear(64, 96, bias=False)).eval()
     model[0].weight = nn.Parameter(model[0].weight.detach().t().contiguous().t())
@@ -283,7 +356,8 @@ def compiled(model: nn.Module, plan: Plan) -> Callable[..., Any]:
     return compile_plan(model, plan, Example((torch.randn(4, 64),)), device="cpu", mode="inference").call
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.usefixtures("float8_on_cpu")
+@pytest.mark.parametrize("name", [*FORMATS, *FLOAT8])
 def test_a_plan_is_stale_when_the_weights_change(name: str) -> None:
     model, x = make_model(), torch.randn(4, 64)
     with torch.no_grad():
@@ -355,9 +429,10 @@ def test_a_program_that_serves_such_a_plan_gets_the_model_wherever_the_plan_does
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("float8_on_cpu")
 def test_inductor_compiles_every_format() -> None:
     torch.manual_seed(0)
-    layers = [rewrite_of(name)(nn.Sequential(nn.Linear(64, 64)))[0] for name in FORMATS]
+    layers = [rewrite_of(name)(nn.Sequential(nn.Linear(64, 64)))[0] for name in (*FORMATS, *FLOAT8)]
     model, x = nn.Sequential(*layers, nn.ReLU()).eval(), torch.randn(4, 64)
     with torch.no_grad():
         assert error_of(torch.compile(model)(x), model(x)) < 0.01
@@ -385,10 +460,11 @@ def test_weights_are_no_constants_of_the_code() -> None:
     assert replace(plan, scope="rolled").scope == "rolled"
 
 
+@pytest.mark.usefixtures("float8_on_cpu")
 def test_it_goes_with_a_lower_precision_and_a_part_of_the_layers() -> None:
     model, x = make_model(), torch.randn(4, 64)
     with torch.no_grad():
-        for name in FORMATS:
+        for name in (*FORMATS, *FLOAT8):
             call = compiled(model, Plan(transforms=(name,), precision="bf16"))
             assert call(x).dtype is torch.float32
             assert error_of(call(x), model(x)) < ERRORS[name] + 0.01
@@ -417,6 +493,8 @@ def test_a_plan_names_the_layers_that_it_leaves_out() -> None:
     ("transforms", "said"),
     [
         (["int8_dynamic", "int4_weights@skip=a"], "the weights of a layer have one format"),
+        (["int8_dynamic", "fp8_weights"], "the weights of a layer have one format"),
+        (["fp8_dynamic", "fp8_per_tensor@skip=a"], "the weights of a layer have one format"),
         (["int8_dynamics"], "did you mean int8_dynamic"),
         (["patch_matmul@skip=a"], "transforms has 'patch_matmul@skip=a'"),
     ],
@@ -606,14 +684,18 @@ TRAITS = frozenset({Trait.MODULE, Trait.FLOATING, Trait.LINEAR_LAYERS, Trait.TOL
 
 def test_it_is_tried_where_it_is_allowed_and_never_else() -> None:
     space = PlanSpace("cpu", "inference", TRAITS, Numerics.QUANTIZED)
-    choices = {name: load_choices()["transforms", name] for name in (*FORMATS, "fp8_dynamic")}
+    choices = {name: load_choices()["transforms", name] for name in (*FORMATS, *FLOAT8)}
     assert [name for name, choice in choices.items() if space.excludes(choice) is None] == [*FORMATS]
     lower = replace(space, allow=Numerics.LOWER_PRECISION)
     assert lower.excludes(choices["int8_dynamic"]) == "it is quantized, and only up to lower-precision is allowed"
     assert replace(space, mode="training").excludes(choices["int8_dynamic"]) is not None
     gpu = PlanSpace("cuda", "inference", TRAITS, Numerics.QUANTIZED)
-    assert "multiplies numbers of 8 bits" in (gpu.excludes(choices["fp8_dynamic"]) or "")
-    assert replace(gpu, traits=TRAITS | {Trait.FLOAT8}).excludes(choices["fp8_dynamic"]) is None
+    for name in FLOAT8:
+        assert replace(space, traits=gpu.traits | {Trait.FLOAT8}).excludes(choices[name]) == (
+            "it is for cuda, and this is cpu"
+        )
+        assert "multiplies numbers of 8 bits" in (gpu.excludes(choices[name]) or "")
+        assert replace(gpu, traits=TRAITS | {Trait.FLOAT8}).excludes(choices[name]) is None
 
 
 def test_a_tolerance_is_chosen_for_those_who_state_none() -> None:

@@ -26,7 +26,9 @@ FORMATS = {
     "int8_dynamic": 0.02,
     "int8_weights": 0.02,
     "int4_weights": 0.15,
+    "fp8_weights": 0.05,
     "fp8_dynamic": 0.07,
+    "fp8_per_tensor": 0.07,
 }
 """Each format, and an error that layers and models stay below."""
 OF_BLOCK = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
@@ -35,8 +37,9 @@ LAYERS = [*(f"transformer.h.{block}.{name}" for block in range(2) for name in OF
 
 @pytest.fixture(autouse=True)
 def _on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the format for GPUs compute its reference on the CPU."""
-    monkeypatch.setattr(formats.Float8Dynamic, "MULTIPLES", {"cpu": (16, 16)})
+    """Let formats for GPUs compute their reference on the CPU."""
+    for kind in (formats.Float8Weights, formats.Float8Dynamic):
+        monkeypatch.setattr(kind, "MULTIPLES", {"cpu": (16, 16)})
 
 
 def make_gpt2() -> Any:
@@ -205,7 +208,7 @@ def test_a_class_is_found_by_its_name_before_any_layer_has_it(kind: Any, layer: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["int8_dynamic", "fp8_dynamic"])
+@pytest.mark.parametrize("name", ["int8_dynamic", "fp8_weights", "fp8_per_tensor"])
 def test_code_that_was_compiled_ahead_notices_other_weights(name: str) -> None:
     model, x = make_pair()[0], torch.randn(4, 64)
     plan = Plan(transforms=(name,), backend="inductor")

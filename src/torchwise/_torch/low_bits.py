@@ -16,4 +16,7 @@ INT4_PACK_CUDA = PrivateName("torch", "_convert_weight_to_int4pack")
 """`(uint8 weight with two numbers in each, tiles)`: the same for CUDA."""
 INT4_PRODUCT_CUDA = PrivateName("torch", "_weight_int4pack_mm")
 FLOAT8_PRODUCT = PrivateName("torch", "_scaled_mm")
-"""`(float8, float8, scales of the rows, scales of the columns)`: their product in a wider dtype, on CUDA."""
+"""`(float8, float8, scales of the rows, scales of the columns)`: their product in a wider dtype, on CUDA.
+
+Each of the two may have one scale instead, as a matrix with one number.
+"""

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from torchwise.plan.plan import Plan
 
 WHERE = "torchwise.compile.transforms.quantization"
-NAMES = ("int8_dynamic", "int8_weights", "int4_weights", "fp8_dynamic")
+NAMES = ("int8_dynamic", "int8_weights", "int4_weights", "fp8_weights", "fp8_dynamic", "fp8_per_tensor")
+ON_FLOAT8 = {"devices": ("cuda",), "required_traits": (Trait.LINEAR_LAYERS, Trait.TOLERANT, Trait.GEMM, Trait.FLOAT8)}
 
 
 def find_format_problems(plan: Plan) -> Iterator[str]:
@@ -66,11 +67,24 @@ register(
         effort="standard",
     ),
     _make_choice(
+        "fp8_weights",
+        "weights of linear layers are float8, with a scale for each output",
+        0.2,
+        effort="standard",
+        **ON_FLOAT8,
+    ),
+    _make_choice(
         "fp8_dynamic",
         "linear layers multiply float8, with inputs rounded row by row",
         0.2,
-        devices=("cuda",),
-        required_traits=(Trait.LINEAR_LAYERS, Trait.TOLERANT, Trait.GEMM, Trait.FLOAT8),
-        detectors=((Trait.FLOAT8, f"{WHERE}:multiplies_float8"),),
+        detectors=((Trait.FLOAT8, f"{WHERE}:multiplies_float8"),),  # for all of them
+        **ON_FLOAT8,
+    ),
+    _make_choice(
+        "fp8_per_tensor",
+        "linear layers multiply float8, with one scale for all inputs of a call",
+        0.2,
+        effort="standard",
+        **ON_FLOAT8,
     ),
 )

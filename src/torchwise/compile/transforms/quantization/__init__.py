@@ -20,6 +20,8 @@ from torchwise.compile.shared_copies import share
 from torchwise.compile.transforms.quantization.formats import (
     FORMATS,
     Float8Dynamic,
+    Float8PerTensor,
+    Float8Weights,
     Int4Weights,
     Int8Dynamic,
     Int8Weights,
@@ -72,9 +74,19 @@ def list_int4_weights_layers(call: Any) -> dict[str, int]:
     return _list_layers(call, Int4Weights)
 
 
+def list_fp8_weights_layers(call: Any) -> dict[str, int]:
+    """Return the layers for `use_fp8_weights`, by name, with the sizes of their weights."""
+    return _list_layers(call, Float8Weights)
+
+
 def list_fp8_dynamic_layers(call: Any) -> dict[str, int]:
     """Return the layers for `use_fp8_dynamic`, by name, with the sizes of their weights."""
     return _list_layers(call, Float8Dynamic)
+
+
+def list_fp8_per_tensor_layers(call: Any) -> dict[str, int]:
+    """Return the layers for `use_fp8_per_tensor`, by name, with the sizes of their weights."""
+    return _list_layers(call, Float8PerTensor)
 
 
 def use_int8_dynamic(call: Callable[..., Any], skip: Collection[str] = ()) -> tuple[nn.Module, Layer]:
@@ -92,9 +104,19 @@ def use_int4_weights(call: Callable[..., Any], skip: Collection[str] = ()) -> tu
     return _quantize(call, "int4_weights", Int4Weights, skip)
 
 
+def use_fp8_weights(call: Callable[..., Any], skip: Collection[str] = ()) -> tuple[nn.Module, Layer]:
+    """Return a copy whose linear layers have float8 weights. See `_quantize`."""
+    return _quantize(call, "fp8_weights", Float8Weights, skip)
+
+
 def use_fp8_dynamic(call: Callable[..., Any], skip: Collection[str] = ()) -> tuple[nn.Module, Layer]:
     """Return a copy whose linear layers multiply float8. See `_quantize`."""
     return _quantize(call, "fp8_dynamic", Float8Dynamic, skip)
+
+
+def use_fp8_per_tensor(call: Callable[..., Any], skip: Collection[str] = ()) -> tuple[nn.Module, Layer]:
+    """Return a copy whose linear layers multiply float8 with one scale for all inputs. See `_quantize`."""
+    return _quantize(call, "fp8_per_tensor", Float8PerTensor, skip)
 
 
 def _quantize(

@@ -203,6 +203,34 @@ class Int4Weights(QuantizedLinear):
         return found.flatten(1)
 
 
+class Float8Weights(QuantizedLinear):
+    """Weights of 8 bits, 4 of them for an exponent, with a scale for each output. Products are in the input's dtype.
+
+    It is for a GPU: Inductor converts the weight where it multiplies few rows number by number. For a CPU it writes
+    the converted weight to memory in each call, and calls a library with it, so that nothing is saved.
+    """
+
+    MULTIPLES: ClassVar = {"cuda": (1, 1)}
+    float8_bytes: torch.Tensor
+    weight_scale: torch.Tensor
+    float8: torch.dtype
+
+    def round_weight(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Round the weight. The scales are in bfloat16, so that a copy of the layer in it has the same ones."""
+        self.float8 = _FLOAT8
+        scale = scale_rows(weight, _LARGEST_FLOAT8)[1].bfloat16()
+        return {"float8_bytes": _to_bytes(weight.float() / scale.float()), "weight_scale": scale.flatten()}
+
+    def multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        """Multiply with the rounded weight."""
+        return functional.linear(rows, self.dequantize(rows.dtype))
+
+    def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the rounded weight as numbers. float16 holds them, but not each scale."""
+        scale = self.weight_scale if is_wide(self.weight_scale) else self.weight_scale.float()
+        return (self.float8_bytes.view(self.float8).to(scale.dtype) * scale[:, None]).to(dtype)
+
+
 class Float8Dynamic(QuantizedLinear):
     """Numbers of 8 bits, 4 of them for an exponent: the weight with a scale for each output, inputs for each row."""
 
@@ -215,12 +243,12 @@ class Float8Dynamic(QuantizedLinear):
     def round_weight(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         """Round the weight."""
         self.float8 = _FLOAT8  # code compiled ahead of time depends on no global dtype
-        scaled, scale = scale_rows(weight, _LARGEST_FLOAT8)
+        scaled, scale = self.scale(weight)
         return {"float8_bytes": _to_bytes(scaled), "weight_scale": scale.flatten()}
 
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """Round the rows, and multiply."""
-        scaled, scale = scale_rows(rows, _LARGEST_FLOAT8)
+        scaled, scale = self.scale(rows)
         small, weight = scaled.to(self.float8), self.float8_bytes.view(self.float8)
         if is_wide(rows) or not rows.is_cuda:
             return functional.linear(small.to(scale.dtype), weight.to(scale.dtype)) * scale * self.weight_scale
@@ -229,8 +257,23 @@ class Float8Dynamic(QuantizedLinear):
         )
         return found
 
+    def scale(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return rows scaled to the numbers of float8, and the scales."""
+        return scale_rows(rows, _LARGEST_FLOAT8)
 
-FORMATS = (Int8Dynamic, Int8Weights, Int4Weights, Float8Dynamic)
+
+class Float8PerTensor(Float8Dynamic):
+    """The same with one scale for the whole weight, and one for all inputs of a call.
+
+    Where one row has far larger numbers than the others, these keep few bits.
+    """
+
+    def scale(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return rows scaled to the numbers of float8, and their only scale."""
+        return scale_matrix(rows, _LARGEST_FLOAT8)
+
+
+FORMATS = (Int8Dynamic, Int8Weights, Int4Weights, Float8Weights, Float8Dynamic, Float8PerTensor)
 _FLOAT8 = torch.float8_e4m3fn
 _LARGEST_FLOAT8 = torch.finfo(_FLOAT8).max
 
@@ -256,6 +299,13 @@ def scale_rows(rows: torch.Tensor, largest: float) -> tuple[torch.Tensor, torch.
     """Return rows scaled so that none has a number above `largest`, and their scales, in float32 or float64."""
     wide = rows if is_wide(rows) else rows.float()
     scale = wide.abs().amax(1, keepdim=True).clamp(min=TINY) / largest
+    return wide / scale, scale
+
+
+def scale_matrix(rows: torch.Tensor, largest: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Do the same with one scale for all rows, as a matrix with one number."""
+    wide = rows if is_wide(rows) else rows.float()
+    scale = wide.abs().amax((0, 1), keepdim=True).clamp(min=TINY) / largest
     return wide / scale, scale
 
 
