@@ -1,4 +1,7 @@
-"""Each rewrite and backend on a CPU is broken once, and its verdict fails. No code is compiled for it."""
+"""Each rewrite and backend on a CPU is broken once, and its verdict fails. No code is compiled for it.
+
+So are formats for GPUs alone that have a reference on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+from torchwise.compile.transforms.quantization import formats
 from torchwise.plan import CHOICES, Choice, Plan, Stage, Trait
 from torchwise.plan.choice import load_choices, load_code
 from torchwise.plan.effort import EFFORTS
@@ -27,6 +31,7 @@ FILE = Path(__file__).with_name("rewritten_models.py")
 MODELS = {
     **dict.fromkeys(("openvino", "onnxruntime", "aot-inductor", "inductor", "row_programs"), "linear"),
     **dict.fromkeys(("int8_dynamic", "int8_weights", "int4_weights"), "linear"),
+    **dict.fromkeys(("fp8_weights", "fp8_dynamic", "fp8_per_tensor"), "linear"),
     **dict.fromkeys(("compiled_lstm", "isolate_rnn"), "lstm"),
     **dict.fromkeys(("patch_matmul", "group_norm"), "convolution"),
     "tanh_gelu": "gelu",
@@ -42,6 +47,12 @@ MODELS = {
     "structure_of_arrays": "points",
     "static_form": "selected",
 }
+ON_GPU = {
+    "fp8_weights": formats.Float8Weights,
+    "fp8_dynamic": formats.Float8Dynamic,
+    "fp8_per_tensor": formats.Float8PerTensor,
+}
+"""Formats for GPUs, of which the reference is broken on the CPU."""
 OFF, FAR_OFF = 1.001, 2.0
 """Factors of wrong answers: for plans that are held to rounding, and for those that the user's limit judges."""
 TOLERANCE = 0.2
@@ -50,7 +61,8 @@ COMPILED = (Stage.GRAPH, Stage.PASS)
 
 
 def list_cases() -> list[Choice]:
-    known = [choice for choice in load_choices().values() if choice.realized_by and "cpu" in choice.devices]
+    known = [choice for choice in load_choices().values() if choice.realized_by]
+    known = [choice for choice in known if "cpu" in choice.devices or choice.value in ON_GPU]
     return [choice for choice in known if choice.field in ("backend", "transforms")]
 
 
@@ -138,6 +150,8 @@ def verify_choice(choice: Choice) -> Verdict:
 
 @pytest.mark.parametrize("choice", list_cases(), ids=lambda choice: choice.value)
 def test_a_broken_choice_is_seen_by_its_verdict(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kind := ON_GPU.get(choice.value):
+        monkeypatch.setattr(kind, "MULTIPLES", {"cpu": (16, 16)})
     if choice.stage is not None and choice.stage not in COMPILED:
         right = verify_choice(choice)
         assert right.outcome is Outcome.PASS, right.reason
