@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from torchwise.artifact.local_caches import find_caches, list_caches
 from torchwise.cli import local_caches
 from torchwise.cli.cache import cache
+from torchwise.compile.programs.build import NAME
 from torchwise.errors import InputError
 
 KIB = 2**10
@@ -185,6 +186,13 @@ def test_files_that_no_compiler_made_are_named_and_left_alone(folders: dict[str,
         with pytest.raises(InputError, match=r"has huggingface, notes\.txt, which no compiler made, so nothing in it"):
             ran(*words)
     assert list_files(folders[name]) == before
+
+
+def test_libraries_of_row_programs_are_a_part_of_inductors_cache(folders: dict[str, Path]) -> None:
+    (folder := folders["inductor"] / NAME / "key").mkdir(parents=True)
+    (folder / "hash.so").write_bytes(b"x" * KIB)
+    ran("clear", "inductor", "--yes")
+    assert list_files(folders["inductor"]) == []
 
 
 def test_without_an_answer_nothing_is_deleted(folders: dict[str, Path]) -> None:

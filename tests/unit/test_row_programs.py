@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import random
-import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +13,6 @@ import torch.nn.functional as F
 
 from row_calls import compile_call, keep_regions
 from torchwise.compile import programs as row_programs
-from torchwise.compile.programs import build
 from torchwise.compile.programs.kernels import merge_dims
 from torchwise.errors import UnsupportedError
 
@@ -265,60 +261,6 @@ def test_a_model_without_regions_is_refused_with_the_reason() -> None:
     x = torch.randn(4, 4)
     with pytest.raises(UnsupportedError, match=r"no two of its operators can run together.*sort"):
         compile_call(lambda x: torch.sort(x)[0], x)(x)
-
-
-def test_the_cache_has_the_code_in_the_next_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.randn(3, 5)
-
-    def call(x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(x * 1.25) + 3
-
-    compile_call(call, x)(x)
-    torch.compiler.reset()
-
-    def fail(*_args: Any) -> None:
-        raise AssertionError("it compiled again")
-
-    monkeypatch.setattr(build, "_compile", fail)
-    torch.testing.assert_close(compile_call(call, x)(x), call(x))
-
-
-def test_a_file_in_the_cache_that_cannot_be_loaded_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    compile_text, targets = build._compile, list[Path]()
-
-    def cut_short(source: str, command: list[str], target: Path) -> None:
-        if not targets:
-            target.write_bytes(b"cut short")
-        else:
-            compile_text(source, command, target)
-        targets.append(target)
-
-    monkeypatch.setattr(build, "_compile", cut_short)
-    # Another test may have seeded `random`: then an earlier run has left the same code in the cache.
-    x, factor = torch.randn(3, 5), random.SystemRandom().random()
-    with pytest.raises(UnsupportedError, match="ImportError"):
-        compile_call(lambda x: torch.tanh(x * factor) + 3, x)(x)
-    torch.testing.assert_close(compile_call(lambda x: torch.tanh(x * factor) + 3, x)(x), torch.tanh(x * factor) + 3)
-    assert targets == targets[:1] * 2
-
-
-@pytest.mark.skipif(shutil.which("clang++") is None, reason="there is no clang++")
-def test_clang_compiles_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "clang++")
-    build._find_compiler.cache_clear()
-    given = torch.randn(37, 70), torch.randn(21, 70), torch.randn(21), torch.tensor(2.5)
-    for found, wanted in zip(compile_call(mix, *given)(*given), mix(*given), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-5)
-    build._find_compiler.cache_clear()
-
-
-def test_a_missing_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.which", lambda _name: None)
-    build._find_compiler.cache_clear()
-    x = torch.randn(3)
-    with pytest.raises(UnsupportedError, match=r"need a C\+\+ compiler: install g\+\+"):
-        compile_call(lambda x: torch.tanh(x) * 2, x)(x)
-    build._find_compiler.cache_clear()
 
 
 def test_dimensions_merge_where_all_accesses_allow_it() -> None:

@@ -17,6 +17,7 @@ from torchwise._torch import cpu_isa_cache, dynamo
 from torchwise.artifact import package
 from torchwise.artifact.package import Info, Manifest
 from torchwise.artifact.remote_files import Folder, hide_password, is_folder, is_url
+from torchwise.compile.programs import build as row_libraries
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
 from torchwise.keywords import checked_keywords
 from torchwise.plan.rules import keeps_code
@@ -191,7 +192,7 @@ class BuildResult:
 
     Attributes:
         seconds: time of the first calls beyond steady ones.
-        compiled: number of graphs that Inductor compiled because it did not find them.
+        compiled: number of graphs that were compiled because no code was found for them.
     """
 
     seconds: float
@@ -232,4 +233,4 @@ def _first_calls(build: Build) -> float:
 
 def _count_compiled_graphs() -> int:
     counts = dynamo.get_counters("inductor")
-    return counts.get("fxgraph_cache_miss", 0) + counts.get("fxgraph_cache_bypass", 0)
+    return counts.get("fxgraph_cache_miss", 0) + counts.get("fxgraph_cache_bypass", 0) + len(row_libraries.MADE)

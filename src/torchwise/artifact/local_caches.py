@@ -23,7 +23,7 @@ NAMES = {
     "inductor": re.compile(
         r"[a-z2-7]{2}|[a-z2-7]{52}|tmp[a-z0-9_]{8}(\.py)?|fxgraph|aotautograd|triton|locks|cache|dynamo|gcc|bisect|"
         r"precompiled_headers|autoheuristic|unhashed_kernel_inputs|memoizer_cache\.(json|lock)|aoti_eager|"
-        r"torch_cutlass|cutedsl_compile_cache|configs_\w+\.json"
+        r"torch_cutlass|cutedsl_compile_cache|configs_\w+\.json|torchwise_rows"
     ),
     "triton": re.compile("[A-Z2-7]{52}|[0-9a-f]{64}"),
 }

@@ -57,7 +57,7 @@ class Manifest(Document):
         checks: Inductor's findings about the CPU's instruction sets and the C++ compiler (`cpu_isa_cache.py`).
         cold_s: seconds of the first calls beyond steady ones when nothing was compiled yet.
         warm_s: the same in a second process, with this artifact's contents, or None for a plan that compiles nothing.
-        compiled_anew: graphs that this second process compiled again, because PyTorch does not store them.
+        compiled_anew: graphs that this second process compiled again, because no code of them is stored.
     """
 
     torchwise: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -37,35 +38,93 @@ _OPTIONS = (
 )
 
 
+MADE: list[Path] = []
+"""The libraries that this process compiled, as it did not find them."""
+
+
 def load_module(source: str) -> Any:
     """Return the extension module of a text, compiled unless the cache has it.
+
+    A machine that serves may have no compiler, so the compiler is no part of the key. Any library of the same text for
+    the same instructions, PyTorch and Python will do. It may have come in an artifact.
+
+    Raises:
+        UnsupportedError: there is no library and no compiler, or the compiler refuses the text.
+    """
+    folder = find_folder(source)
+    problems: list[str] = []
+    for file in sorted(folder.glob("*.so")):
+        try:
+            return _import_library(file)
+        except (ImportError, OSError) as error:  # another process may clear the cache meanwhile
+            problems.append(str(error))
+    try:
+        library = _compile(source)
+    except UnsupportedError as error:
+        raise UnsupportedError("; ".join((*problems, str(error)))) from error
+    for problem in problems:
+        logger.warning("torchwise: a region is compiled again: %s", problem)
+    file = folder / f"{_digest(library)}.so"
+    MADE.append(file)
+    _write(file, library)
+    return _import_library(file)
+
+
+def find_folder(source: str) -> Path:
+    """Return the folder of the cache with the libraries of a text, each named by its SHA-256. It need not exist."""
+    facts = (
+        *_list_options(),
+        *(torch.backends.cpu.get_cpu_capability(), platform.machine(), str(sysconfig.get_config_var("SOABI"))),
+        *(torch.__version__, str(torch.version.git_version), str(_has_threads())),
+    )
+    key = hashlib.sha256("\0".join((source, _hash_headers(), *facts)).encode()).hexdigest()[:40]
+    return Path(inductor.CACHE_DIR.get("row programs")()) / NAME / key
+
+
+def _import_library(file: Path) -> Any:
+    """Import a library of the cache.
+
+    Raises:
+        ImportError: it is not the file that was compiled, or needs other libraries than this machine has.
+    """
+    digest = _digest(file.read_bytes())
+    if digest != file.stem:
+        raise ImportError(
+            f"{file} is not loaded, as its SHA-256 is {digest}: it is cut short or was changed, so delete it"
+        )
+    return import_extension(NAME, file)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _write(file: Path, library: bytes) -> None:
+    """Write a library as a whole: other processes may look for it meanwhile."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+        made = Path(folder) / file.name
+        made.write_bytes(library)
+        made.replace(file)
+
+
+def _list_options() -> tuple[str, ...]:
+    return (*_OPTIONS, *_VECTORS.get(torch.backends.cpu.get_cpu_capability(), ()))
+
+
+def _compile(source: str) -> bytes:
+    """Return the library of a text.
 
     Raises:
         UnsupportedError: there is no compiler, or it refuses the text.
     """
-    compiler = _find_compiler()
-    threads = "-fopenmp" if _shares_threads(compiler[1]) else "-fopenmp-simd"
-    options = [*_OPTIONS, threads, *_VECTORS.get(torch.backends.cpu.get_cpu_capability(), ())]
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    key = hashlib.sha256("\0".join((source, _hash_headers(), *options, *compiler, torch.__version__)).encode())
-    folder = Path(inductor.CACHE_DIR.get("row programs")()) / NAME
-    target = folder / f"{key.hexdigest()[:40]}{suffix}"
-    if target.exists():
-        try:
-            return import_extension(NAME, target)
-        except ImportError as error:  # it was cut short, or made on a machine with other libraries
-            logger.info("torchwise: %s is compiled again: %s", target, error)
-    folder.mkdir(parents=True, exist_ok=True)
-    _compile(source, [compiler[0], *options], target)
-    return import_extension(NAME, target)
-
-
-def _compile(source: str, command: list[str], target: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+    compiler, version = _find_compiler()
+    threads = "-fopenmp" if _has_threads() and "clang" not in version.lower() else "-fopenmp-simd"
+    with tempfile.TemporaryDirectory() as folder:
         text, made = Path(folder) / "regions.cpp", Path(folder) / "regions.so"
         text.write_text(source)
         includes = (NATIVE, Path(torch.__file__).parent / "include", sysconfig.get_path("include"))
-        command = [*command, *(f"-I{one}" for one in includes), str(text), "-o", str(made)]
+        command = [compiler, *_list_options(), threads, *(f"-I{one}" for one in includes), str(text), "-o", str(made)]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S)
         except subprocess.CalledProcessError as error:
@@ -73,7 +132,7 @@ def _compile(source: str, command: list[str], target: Path) -> None:
             raise UnsupportedError(f"the C++ compiler refuses the code of a region: {line}") from error
         except subprocess.TimeoutExpired as error:
             raise UnsupportedError(f"compiling a region takes over {TIMEOUT_S} s") from error
-        made.replace(target)
+        return made.read_bytes()
 
 
 @cache
@@ -87,13 +146,12 @@ def _find_compiler() -> tuple[str, str]:
 
 
 @cache
-def _shares_threads(version: str) -> bool:
-    """Whether code of this compiler would compute on PyTorch's threads: both use GCC's library, which is loaded once.
+def _has_threads() -> bool:
+    """Whether GCC's code would compute on PyTorch's threads: both use GCC's library, which is loaded once.
 
     With another library a program would have two sets of threads, and its number of threads would not hold for one.
     """
-    own = Path(torch.__file__).parent / "lib" / "libgomp.so.1"
-    return sys.platform == "linux" and own.exists() and "clang" not in version.lower()
+    return sys.platform == "linux" and (Path(torch.__file__).parent / "lib" / "libgomp.so.1").exists()
 
 
 @cache
