@@ -18,6 +18,7 @@ from torchwise.workload import Example
 SHIFT = 0.25
 FACTORS = [2.0]
 
+ROWS = Plan(backend="row_programs").with_choice("options", ("fallback_random", True))
 CASES = {
     "module": Plan(backend="inductor"),
     "function": Plan(backend="inductor"),
@@ -28,6 +29,9 @@ CASES = {
     "points": Plan(backend="inductor", transforms=("structure_of_arrays",)),
     "library": Plan(backend="inductor"),
     "laid out": Plan(backend="inductor", transforms=("eager_strides",)),
+    "rows": ROWS,
+    "rows apart": ROWS,
+    "complex rows": ROWS,
 }
 
 
@@ -71,6 +75,12 @@ def begin_cache(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([x.new_empty(0), x.reshape(len(x), 4, 2).mT + 1], dim=-2)
 
 
+def sort_between(x: torch.Tensor) -> list[torch.Tensor]:
+    """Sort between two regions, with a constant of the graph, outputs that lie otherwise, and one as it was given."""
+    values, places = torch.sort((x * torch.tensor(3.0) + 1).tanh(), -1)
+    return [(values * 2 + x).exp(), places, (x.t() * 3).sin(), x]
+
+
 def reads_a_list(x: torch.Tensor) -> torch.Tensor:
     return x * FACTORS[0]
 
@@ -79,6 +89,7 @@ def build(name: str, device: str = "cpu") -> tuple[Any, list[Example]]:
     """Return what is called, always the same, and its example inputs."""
     torch.manual_seed(0)
     functions = {"function": function, "complex": waves, "points": distances, "laid out": begin_cache}
+    functions |= {"rows apart": sort_between, "complex rows": waves}
     call: Any = functions.get(name) or Model().eval().to(device)
     if name == "library":
         call = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()).eval().to(device)

@@ -50,7 +50,11 @@ def load_compiled(models: Any, made: dict[str, list[Code]], name: str) -> tuple[
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["module", "function", "complex", "reduced", "shapes", "patches", "points", "library", "laid out"]
+    "name",
+    [
+        *("module", "function", "complex", "reduced", "shapes", "patches", "points", "library", "laid out"),
+        *("rows", "rows apart", "complex rows"),
+    ],
 )
 def test_it_answers_as_the_original_without_compiling(models: Any, made: dict[str, list[Code]], name: str) -> None:
     from torch._dynamo.utils import counters
@@ -69,8 +73,9 @@ def test_it_answers_as_the_original_without_compiling(models: Any, made: dict[st
 
 
 @pytest.mark.slow
-def test_it_reads_the_weights_that_are_there(models: Any, made: dict[str, list[Code]]) -> None:
-    call, realized, inputs = load_compiled(models, made, "module")
+@pytest.mark.parametrize("name", ["module", "rows"])
+def test_it_reads_the_weights_that_are_there(models: Any, made: dict[str, list[Code]], name: str) -> None:
+    call, realized, inputs = load_compiled(models, made, name)
     with torch.no_grad():
         realized.call(*inputs[0].args)
         call.layer.weight.mul_(3)

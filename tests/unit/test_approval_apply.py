@@ -294,7 +294,7 @@ def test_what_is_not_permitted_is_not_prepared_in_the_background(store: str, mon
 def test_what_a_plan_becomes_in_the_background_is_not_rejected_either(
     store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "adapt_to_aot", lambda plan: OTHER if plan == PLAN else plan)
+    monkeypatch.setattr(search, "adapt_to_aot", lambda plan, **_: OTHER if plan == PLAN else plan)
     store_study(store)
     rule(store, OTHER, Standing.REJECTED)
     assert search_stored_study(store, monkeypatch)[1] == []

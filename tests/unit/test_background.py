@@ -460,6 +460,7 @@ def test_an_order_is_the_same_after_a_file() -> None:
         ),
         (Plan(backend="inductor", options=(("freezing", True),)), Plan(backend="inductor")),
         (Plan(capture="call"), Plan(capture="call")),
+        (Plan(backend="row_programs", threads=1), Plan(backend="row_programs", threads=1)),
     ],
 )
 def test_what_a_plan_becomes_that_cannot_be_carried_over(plan: Plan, expected: Plan) -> None:
@@ -524,6 +525,20 @@ def test_a_slower_plan_is_promoted_if_eager_lacks_a_required_property(lacks: boo
     assert (promoted is not None) is lacks
     candidates = search._candidates(study, study.decision, ApprovalPolicy(()))  # type: ignore[arg-type]
     assert candidates == ([COMPILED, CAPTURED] if lacks else [COMPILED])
+
+
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_inductor_takes_the_place_of_row_programs_only_where_they_cannot_be_carried_over(is_writable: bool) -> None:
+    rows = Plan(backend="row_programs")
+    study = a_study((a_trial(0, rows, 3.0), a_trial(1, CAPTURED, 2.0)), decided=0)
+    assert search._candidates(study, study.decision, ApprovalPolicy(())) == [rows, COMPILED, CAPTURED]  # type: ignore[arg-type]
+    workers = Workers({rows: 3.0, COMPILED: 2.0}, failing=() if is_writable else (rows,))
+    request, told = Request(WorkloadSpec("live:m"), effort="quick"), list[Message]()
+    file, rules = Path("/nowhere/0.code"), ApprovalPolicy(())
+    promoted = search._prepare_plan(request, study, file, workers, None, told.append, rules)  # type: ignore[arg-type]
+    assert promoted is not None
+    assert promoted.parse_decision().plan == (rows if is_writable else COMPILED)
+    assert [news.kind for news in told] == ([] if is_writable else ["left"])
 
 
 @pytest.mark.parametrize(("digests", "is_promoted"), [(["a", "a"], True), (["a", "b"], False)])

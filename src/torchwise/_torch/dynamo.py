@@ -72,6 +72,8 @@ CACHE_ENTRIES = PrivateName("torch._C._dynamo.eval_frame", "_debug_get_cache_ent
 GUARD_CHECKER = PrivateName("torch._dynamo.guards", "CheckFunctionManager")
 """Lists the kinds of guards that cannot be written to a file."""
 SERIALIZABLE_CALLABLE = PrivateName("torch._dynamo.aot_compile_types", "BundledAOTAutogradSerializableCallable")
+SERIALIZABLE = PrivateName("torch._dynamo.aot_compile_types", "SerializableCallable")
+"""What a backend returns whose code is stored."""
 LOAD_COMPILED = PrivateName("torch.compiler", "load_compiled_function")
 
 TRACER_MODULE = "torch._dynamo.convert_frame"

@@ -207,7 +207,7 @@ def _compile_ahead(
         dropped.extend(g for g, keep in zip(guards, kept, strict=True) if not keep)
         return kept
 
-    backend, options = aot_backend(plan)
+    backend, options = _find_backend(plan)
     varying = varying if plan.shapes == "dynamic" else NOTHING
     compiling = while_compiling(plan, is_marked=bool(varying), is_guarded=False)
     with _enabled(), compiling, marked_dims(args, kwargs, varying), torch.no_grad():
@@ -227,6 +227,15 @@ def _compile_ahead(
         has_bypass = not bypass.find_refusal(args, kwargs) and not bypass.find_uncovered(args, kwargs, guards)
         hooks = _hooks_of(getattr(call, "__self__", None))
         return Code(_bytes_of(function), has_bypass, tuple(dict.fromkeys(constants.values())), hooks)
+
+
+def _find_backend(plan: Plan) -> tuple[Any, dict[str, Any]]:
+    """Return the backend and the options of Dynamo that compile a graph by the plan into code that can be stored."""
+    if plan.backend == "row_programs":
+        from torchwise.compile.programs.ahead import make_backend
+
+        return make_backend(plan), {}
+    return aot_backend(plan)
 
 
 def _check_no_overlap(signature: Signature) -> None:

@@ -117,7 +117,7 @@ class Choice:
         find_problems: yields the reasons why a plan that has this choice is illegal or means nothing.
         not_ahead: the reason why no code with it can be compiled ahead of time, or "".
         ahead_instead: choices in its place in a plan that is compiled ahead, as (field, value), or None if nothing can
-            take its place.
+            take its place. Without `not_ahead` they are for models with which it cannot be.
         keeps_code: whether a later process finds the code in PyTorch's caches. If not, an artifact has no code of it.
         freezes_weights: whether the weights are constants of the code. When they change, the plan is stale.
         derives_weights: whether a rewrite makes others from the weights, which the code reads. The same holds then.

@@ -25,6 +25,7 @@ from torchwise.compile.programs.noise import draw_inside, free_noise
 from torchwise.compile.programs.region_map import announce
 from torchwise.compile.programs.regions import CpuTarget, Region, Target, find_regions, tell_refusals
 from torchwise.compile.programs.source import write_source
+from torchwise.compile.transforms.complex_to_real.rewrite import Rewriting
 from torchwise.errors import UnsupportedError, first_line, format_error
 from torchwise.plan import Plan
 
@@ -47,15 +48,25 @@ def compile(call: Callable[..., Any], plan: Plan, varying: Varying = NOTHING) ->
     Raises:
         UnsupportedError: the plan has settings of another compiler. Calls raise it if no graph has a region.
     """
-    options = [name for name, _ in plan.options if name != RANDOM]
-    if options or plan.mode != "default":
-        raise UnsupportedError(f"backend is {plan.backend!r}, but mode and options are Inductor's: leave them out")
+    draws = may_draw(plan)
 
     def make_backend(_is_alone: bool) -> tuple[Any, list[Any]]:
-        programs = RowPrograms(draws=(RANDOM, True) not in plan.options)
+        programs = RowPrograms(draws=draws)
         return programs, [programs]
 
     return compile_call(call, plan, make_backend, varying)
+
+
+def may_draw(plan: Plan) -> bool:
+    """Return whether regions may draw random numbers, which are others than PyTorch's.
+
+    Raises:
+        UnsupportedError: the plan has settings of another compiler.
+    """
+    options = [name for name, _ in plan.options if name != RANDOM]
+    if options or plan.mode != "default":
+        raise UnsupportedError(f"backend is {plan.backend!r}, but mode and options are Inductor's: leave them out")
+    return (RANDOM, True) not in plan.options
 
 
 class RowPrograms:
@@ -100,6 +111,26 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any], *, draws: 
     Raises:
         UnsupportedError: it has no region, or gradients are asked for.
     """
+    call, parts = cut_graph(graph, inputs, draws=draws, make_maker=_make_maker)
+    return call if parts is None else join_complex(call, parts.complex_inputs, parts.complex_outputs)
+
+
+Maker = Callable[[int, Region, torch.fx.GraphModule], Callable[..., Any]]
+"""Takes the number of a region, the region, and its operators, which answer calls that its code is not for."""
+MakeMaker = Callable[[Target, Sequence[Region]], Maker]
+"""Takes the kind of device, and all regions of a graph."""
+
+
+def cut_graph(
+    graph: torch.fx.GraphModule, inputs: Sequence[Any], *, draws: bool, make_maker: MakeMaker
+) -> tuple[Callable[..., Any], Rewriting | None]:
+    """Return a graph with each region as one call, and how complex numbers were split, if it has any.
+
+    The callable is the `forward` of a `GraphModule`, or one region if that has the inputs and outputs of the graph.
+
+    Raises:
+        UnsupportedError: as `compile_graph` does.
+    """
     if torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in inputs):
         raise UnsupportedError("gradients are enabled, and regions have none: use torch.no_grad()")
     pure = PureGraph(graph, inputs, keeps_strides=True)
@@ -117,13 +148,9 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any], *, draws: 
         regions, levels, refused = find_regions(module.graph, target)
         _check_gain(regions, refused)
         kept = [region for region in regions if region.number_of_operators >= LEAST_OPERATORS]
-        call = _replace(original, module, kept, levels, _make_maker(target, kept))
+        call = _replace(original, module, kept, levels, make_maker(target, kept))
         announce(module.graph, kept, levels, refused)
-    return call if parts is None else join_complex(call, parts)
-
-
-Maker = Callable[[int, Region, Callable[..., Any]], Callable[..., Any]]
-"""Takes the number of a region, the region, and what answers calls that its code is not for."""
+    return call, parts
 
 
 def _find_target(inputs: Sequence[Any], *, draws: bool) -> Target:
@@ -138,10 +165,11 @@ def _find_target(inputs: Sequence[Any], *, draws: bool) -> Target:
 
 def _make_maker(target: Target, regions: Sequence[Region]) -> Maker:
     """Return how to make the code of regions callable."""
+    disable: Any = torch.compiler.disable
     if not isinstance(target, CpuTarget):
-        return lambda _number, region, original: region.code.bind(original)
+        return lambda _number, region, original: region.code.bind(disable(original.forward))
     library = load_module(write_source([region.code for region in regions]))
-    return lambda number, region, original: make_region(library, number, region, original)
+    return lambda number, region, original: make_region(library, number, region, disable(original.forward))
 
 
 def _list_decompositions() -> dict[Any, Callable[..., Any]]:
@@ -175,18 +203,17 @@ def _replace(
     graph = module.graph
     placeholders = graph.find_nodes(op="placeholder")
     given = graph.output_node().args[0]
-    disable: Any = torch.compiler.disable
     inside = {node for region in regions for node in region.nodes}
     is_whole = len(inside) == sum(node.op == "call_function" for node in graph.nodes)
     if is_whole and len(regions) == 1 and regions[0].inputs == placeholders and regions[0].outputs == list(given):  # type: ignore[arg-type]
-        return make(0, regions[0], disable(original.forward))
+        return make(0, regions[0], original)
     ordered = _order(graph, levels)
     calls = {region.nodes[0]: (number, region) for number, region in enumerate(regions)}
     made, values = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
     for node in ordered:
         if node in calls:
             number, region = calls[node]
-            callable_region = make(number, region, disable(_make_original(module, region)))
+            callable_region = make(number, region, _make_original(module, region))
             called = made.call_function(callable_region, tuple(values[one] for one in region.inputs))
             for place, output in enumerate(region.outputs):
                 values[output] = made.call_function(_take, (called, place))
@@ -208,20 +235,27 @@ def _order(graph: torch.fx.Graph, levels: dict[torch.fx.Node, int]) -> list[torc
     return [*first, *sorted(rest, key=levels.__getitem__), *last]
 
 
-def _make_original(module: torch.fx.GraphModule, region: Region) -> Callable[..., Any]:
-    """Return a region's operators as a function."""
+def _make_original(module: torch.fx.GraphModule, region: Region) -> torch.fx.GraphModule:
+    """Return a region's operators as a graph."""
     graph, values = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
     for number, node in enumerate(region.inputs):
         values[node] = graph.placeholder(f"input_{number}")
     for node in region.nodes:
         values[node] = graph.node_copy(node, values.__getitem__)
     graph.output(tuple(values[node] for node in region.outputs))
-    return torch.fx.GraphModule(module, graph).forward
+    return torch.fx.GraphModule(module, graph)
 
 
 def make_region(library: Any, number: int, region: Region, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a region's code as a callable, which has `original` answer calls that it is not for."""
     prototypes = tuple(torch.empty_strided(one.shape, one.strides, dtype=one.dtype) for one in region.code.outputs)
+    return make_callable(library, number, prototypes, original)
+
+
+def make_callable(
+    library: Any, number: int, prototypes: tuple[torch.Tensor, ...], original: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return the code in a library as a callable, whose outputs are like `prototypes`."""
     exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if exchange is None:
         raise UnsupportedError(f"row programs need __dlpack_c_exchange_api__, which torch {torch.__version__} lacks")

@@ -70,11 +70,39 @@ def load_module(source: str) -> Any:
     return _import_library(file)
 
 
+def find_library(source: str) -> tuple[str, bytes]:
+    """Return a text's key, and its library for another process. It is compiled unless the cache has it.
+
+    Raises:
+        UnsupportedError: as `load_module` does.
+    """
+    load_module(source)
+    folder = find_folder(source)
+    whole = (data for file in sorted(folder.glob("*.so")) if _digest(data := file.read_bytes()) == file.stem)
+    return folder.name, next(whole)
+
+
+def install_library(source: str, key: str, library: bytes) -> Any:
+    """Return the extension module of a text from the bytes of `find_library`, which are put into the cache.
+
+    Raises:
+        UnsupportedError: it is for another processor, PyTorch or Python.
+    """
+    folder = find_folder(source)
+    if folder.name != key:
+        raise UnsupportedError("the row programs were compiled for another processor, PyTorch or Python")
+    file = folder / f"{_digest(library)}.so"
+    try:
+        return _import_library(file)
+    except (ImportError, OSError):  # it is not there yet, or was changed
+        _write(file, library)
+    return _import_library(file)
+
+
 def find_folder(source: str) -> Path:
     """Return the folder of the cache with the libraries of a text, each named by its SHA-256. It need not exist."""
     facts = (
-        *_list_options(),
-        *(torch.backends.cpu.get_cpu_capability(), platform.machine(), str(sysconfig.get_config_var("SOABI"))),
+        *(*_list_options(), platform.machine(), str(sysconfig.get_config_var("SOABI"))),
         *(torch.__version__, str(torch.version.git_version), str(_has_threads())),
     )
     key = hashlib.sha256("\0".join((source, _hash_headers(), *facts)).encode()).hexdigest()[:40]

@@ -26,7 +26,9 @@ def split_complex(module: torch.fx.GraphModule) -> Rewriting | None:
     return rewrite(module, [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")])
 
 
-def join_complex(call: Callable[..., Any], parts: Rewriting) -> Callable[..., Any]:
+def join_complex(
+    call: Callable[..., Any], complex_inputs: tuple[int, ...], complex_outputs: tuple[int, ...]
+) -> Callable[..., Any]:
     """Return the callable of a rewritten graph with complex inputs and outputs."""
-    boxed = wrap_complex(lambda args: call(*args), parts.complex_inputs, parts.complex_outputs)
+    boxed = wrap_complex(lambda args: call(*args), complex_inputs, complex_outputs)
     return lambda *args: boxed(list(args))

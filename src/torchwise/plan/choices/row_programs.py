@@ -26,7 +26,6 @@ register(
         compile_factor=0.3,
         realized_by="torchwise.compile.programs:compile",
         find_problems=find_export_problems,
-        not_ahead="PyTorch cannot store them with a graph. An artifact carries their libraries",
         ahead_instead=(("backend", "inductor"),),
     ),
 )

@@ -142,13 +142,21 @@ class OrderBudget:
         return self._launcher.run(job, limits, on_stage)
 
 
-def adapt_to_aot(plan: Plan) -> Plan:
+def adapt_to_aot(plan: Plan, *, for_any_model: bool = False) -> Plan:
     """Return the plan most similar to `plan` that can be compiled ahead of time.
 
     Each choice that cannot be is replaced by those that its declaration gives. So regional compilation becomes
     whole-model compilation, and Inductor's CUDA graphs become one around the call.
+
+    Args:
+        plan: it.
+        for_any_model: replace choices, too, that can be compiled ahead for some models alone.
     """
-    changed = [choice for choice in find_choices(plan) if choice.ahead_instead is not None]
+    changed = [
+        choice
+        for choice in find_choices(plan)
+        if choice.ahead_instead is not None and (choice.not_ahead or for_any_model)
+    ]
     dropped = {choice.key for choice in changed}
     kept = [change for change in iter_changes(plan) if change not in dropped]
     return Plan(**merge_changes((*kept, *(new for choice in changed for new in choice.ahead_instead or ()))))
@@ -190,7 +198,7 @@ def _candidates(study: Study, decision: Decision, rules: ApprovalPolicy) -> list
     faster = [t for t in study.trials if t.is_verified and t.speedup and (t.speedup.low > 1 or not needs_speed)]
     ranked = sorted(faster, key=lambda t: -t.speedup.mid if t.speedup else 0.0)
     plans = [decision.plan, *(t.plan for t in ranked if rules.find_refusal(t.plan) is None)]
-    become = dict.fromkeys(adapt_to_aot(plan) for plan in plans)
+    become = dict.fromkeys(adapt_to_aot(plan, for_any_model=again) for plan in plans for again in (False, True))
     return [plan for plan in become if rules.rejection(plan) is None][:MAX_PREPARED]
 
 
