@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from torchwise._torch.dynamo import count_compiled_graphs  # noqa: E402
 from torchwise.compile import compile_plan  # noqa: E402
-from torchwise.compile.cuda_graphs import call_graph  # noqa: E402
+from torchwise.compile.cuda_graphs import recording_limit  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
 from torchwise.workload import Example  # noqa: E402
 
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_every_size_is_right_and_compiled_once(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_graph, "MAX_SIGNATURES", 4)
-    monkeypatch.setattr(call_graph, "FLUSH_AFTER", 8)
+    monkeypatch.setattr(recording_limit, "MAX_SIGNATURES", 4)
+    monkeypatch.setattr(recording_limit, "FLUSH_AFTER", 8)
     torch.manual_seed(0)
     net = torch.nn.Sequential(*[torch.nn.Linear(32, 32), torch.nn.GELU()] * 4).cuda().eval()
     plan = Plan(backend=backend, capture="call", shapes="dynamic")

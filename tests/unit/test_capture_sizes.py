@@ -12,7 +12,7 @@ from test_capture_logic import Machine, capture_call
 
 from live_decisions import make_decision
 from torchwise.compile import compile_plan
-from torchwise.compile.cuda_graphs import call_graph
+from torchwise.compile.cuda_graphs import recording_limit
 from torchwise.plan import EAGER, Plan, Trait
 from torchwise.runtime.dispatch import Dispatcher
 from torchwise.workload import Example
@@ -41,8 +41,8 @@ def test_one_captured_plan_answers_sizes_that_no_example_had(machine: Machine, m
 def test_sizes_beyond_the_limit_are_answered_without_graphs_until_all_make_room(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(call_graph, "MAX_SIGNATURES", 2)
-    monkeypatch.setattr(call_graph, "FLUSH_AFTER", 4)
+    monkeypatch.setattr(recording_limit, "MAX_SIGNATURES", 2)
+    monkeypatch.setattr(recording_limit, "FLUSH_AFTER", 4)
     captured = capture_call(torch.sin)
 
     def call(*counts: int) -> int:

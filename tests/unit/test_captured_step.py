@@ -13,6 +13,8 @@ import torch
 from tape import Machine
 
 import torchwise
+from torchwise.compile import signature
+from torchwise.compile.cuda_graphs import recording_limit
 from torchwise.compile.cuda_graphs.step_graph import CapturedStep
 from torchwise.compile.recompiles import RecompileLimitError, Recompiles
 from torchwise.compile.shared_copies import ModuleChangeGuard
@@ -193,6 +195,34 @@ def test_noise_is_that_of_the_steps_as_written(machine: Machine) -> None:
     for _ in range(5):
         check_alike(ours, theirs, batch())
     assert machine.replayed == 4
+
+
+def test_shapes_of_batches_beyond_the_limit_run_as_written_until_all_make_room(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording_limit, "MAX_SIGNATURES", 2)
+    monkeypatch.setattr(recording_limit, "FLUSH_AFTER", 3)
+    ours, theirs = pair(zero_first)
+
+    def step(*rows: int) -> int:
+        before = machine.recorded
+        for each in rows:
+            check_alike(ours, theirs, batch(each))
+            assert len(ours[2]._graphs) <= 2
+        return machine.recorded - before
+
+    assert step(3, 3, 4, 4) == 2
+    assert step(5, 5, 6, 6, 3, 4) == 0, "graphs of shapes that go on coming are kept"
+    assert step(5) == 1, "shapes that come now got the room"
+
+
+def test_what_a_step_remembers_of_batches_is_bounded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signature, "MAX_SIGNATURES", 3)
+    ours, _ = pair(zero_first)
+    for rows in range(2, 8):
+        ours[2](*batch(rows))
+    assert len(ours[2]._seen_keys) == 3
+    assert machine.recorded == 0
 
 
 def test_each_shape_of_batch_has_its_graph_and_its_gradients(machine: Machine) -> None:

@@ -8,6 +8,7 @@ import random
 import re
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +21,15 @@ from tape import Machine
 
 import torchwise
 from live_decisions import make_decision
+from torchwise.compile import signature
 from torchwise.compile.cuda_graphs import capture_errors
 from torchwise.compile.cuda_graphs.call_state import find_difference, read_python_state
 from torchwise.compile.cuda_graphs.capture_errors import capture_error, record_waits
 from torchwise.compile.cuda_graphs.loop_graph import iterations
 from torchwise.errors import InputError
 from torchwise.plan import Plan
-from torchwise.runtime.rollout import Rollout
+from torchwise.runtime import rollout
+from torchwise.runtime.rollout import MIN_STEPS, WARM_UP_STEPS, Rollout
 from torchwise.workload import pytree
 
 
@@ -260,6 +263,74 @@ def test_a_state_of_one_tensor_twice_is_replayed_once_its_places_part(machine: M
                 expected = step(expected)
             assert same(answer, expected)
             assert (machine.replayed > replayed, roll.reason) == (True, None)
+
+
+def list_sizes(loop: Rollout) -> list[int]:
+    """Return the sizes of the states that have a recording."""
+    return [recorded.state().numel() for recorded, _ in loop._loops.values()]
+
+
+def test_a_grid_beyond_the_limit_takes_the_place_of_the_one_used_least_recently(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout, "MAX_SIGNATURES", 2)
+    loop, freed = Rollout(turn), []
+
+    def run(size: int, steps: int = 60) -> int:
+        before = machine.recorded
+        assert same(loop(torch.ones(size), steps), plain(turn, torch.ones(size), steps, 1)[0])
+        return machine.recorded - before
+
+    with torch.no_grad():
+        assert run(1) > 0
+        assert run(2) > 0
+        weakref.finalize(loop._loops[next(iter(loop._loops))][0], freed.append, 1)
+        weakref.finalize(list(loop._loops.values())[1][0], freed.append, 2)
+        assert run(1) == 0, "it is recorded already, and the one used last now"
+        assert (list_sizes(loop), freed) == ([2, 1], [])
+        assert run(3) > 0
+        assert (list_sizes(loop), freed) == ([1, 3], [2]), "a recording that lost its place is freed at once"
+        lengths = [recorded.length for recorded, _ in loop._loops.values()]
+        assert lengths[1] <= 60 // 8 < lengths[0], "it pays within its own call"
+        assert run(4, WARM_UP_STEPS + MIN_STEPS - 1) == 0, "too few steps to take the place of another"
+        assert run(1) == run(3) == 0
+        assert run(2, WARM_UP_STEPS + MIN_STEPS) > 0
+        loop.close()
+    assert sorted(freed) == [1, 2]
+    assert loop.reason is None
+
+
+def test_a_recording_is_freed_before_the_next_one_takes_memory(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout, "MAX_SIGNATURES", 1)
+    loop, made, alive = Rollout(turn), list[weakref.ref[Any]](), list[int]()
+    record = loop._record
+
+    def count_and_record(*args: Any, **kwargs: Any) -> Any:
+        alive.append(sum(one() is not None for one in made))
+        recorded = record(*args, **kwargs)
+        made.append(weakref.ref(recorded))
+        return recorded
+
+    monkeypatch.setattr(loop, "_record", count_and_record)
+    with torch.no_grad():
+        loop(torch.ones(1), 60)
+        loop(torch.ones(2), 60)
+        (key,) = loop._loops
+        loop._loops[key] = loop._loops[key][0], lambda: False  # PyTorch's settings are others now
+        loop(torch.ones(2), 60)
+    assert alive == [0, 0, 0]
+
+
+def test_what_a_loop_remembers_of_grids_is_bounded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signature, "MAX_SIGNATURES", 3)
+    loop, waits = Rollout(turn), Rollout(lambda u: u * (1 if u.sum().item() else 0))
+    with torch.no_grad():
+        for size in range(1, 7):
+            loop(torch.ones(size), 1)
+            waits(torch.ones(size), 40)
+    assert [*map(len, (loop._warm, waits._warm, waits._refused))] == [3, 3, 3]
 
 
 def test_answers_are_the_callers_to_keep(machine: Machine) -> None:

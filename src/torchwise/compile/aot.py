@@ -28,7 +28,7 @@ from torchwise.compile.guards.fast_path import FastPath, fast_path, make_fast_pa
 from torchwise.compile.guards.global_constants import Constant, find_constants
 from torchwise.compile.guards.guard_bypass import GuardBypass
 from torchwise.compile.guards.module_guard import make_quick_check
-from torchwise.compile.signature import Signature, overlap_in, signature_of
+from torchwise.compile.signature import Signature, forget_oldest, overlap_in, signature_of
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.rules import find_choices
@@ -143,6 +143,7 @@ class _Loaded:
         if path is None:
             _check_no_overlap(signature)
             path = self._paths[signature] = self._find_path(args, kwargs)
+            forget_oldest(self._paths)
         if not torch.is_grad_enabled():
             return path(*args, **kwargs)
         with torch.no_grad():  # no input requires a gradient, so the code was verified without gradients

@@ -16,7 +16,7 @@ import torch
 
 from torchwise._torch import pytree as _pytree
 from torchwise.compile.memory_formats import layout_for
-from torchwise.compile.signature import Signature, signature_of
+from torchwise.compile.signature import Signature, forget_oldest, signature_of
 from torchwise.compile.transforms.eager_strides import Order, lay_out, order_of
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
@@ -183,8 +183,7 @@ class ByForm:
         form = self._forms.get(key)
         if form is None:
             form = self._forms[key] = form_of(self._original, args, kwargs)
-            if len(self._forms) > MAX_SIGNATURES:
-                del self._forms[next(iter(self._forms))]
+            forget_oldest(self._forms, MAX_SIGNATURES)
         with self._lock:
             if form not in self._callables:
                 self._callables[form] = self._make(form)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,7 +14,11 @@ from torchwise.workload.layouts import Overlap, overlap_of
 from torchwise.workload.object_parts import describe, key_of_names
 from torchwise.workload.pytree import PLAIN
 
+T = TypeVar("T")
+
 Signature = tuple[Any, ...]
+MAX_SIGNATURES = 2**14
+"""Maximum number of signatures that are remembered in one place. Those added first are forgotten, and found again."""
 
 
 def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
@@ -46,6 +50,15 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
     tensors = []
     sort_leaves((args, kwargs), tensors, around)
     return (*around, *map(_any_tensor_key, tensors), overlap_of(tensors))
+
+
+def forget_oldest(known: dict[T, Any], most: int | None = None) -> list[T]:
+    """Remove the entries added first beyond `most`, by default `MAX_SIGNATURES`, and return their keys."""
+    forgotten = []
+    while len(known) > (MAX_SIGNATURES if most is None else most):
+        forgotten.append(next(iter(known)))
+        known.pop(forgotten[-1], None)
+    return forgotten
 
 
 def overlap_in(signature: Signature) -> Overlap | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable
 
 from torch import is_grad_enabled
 
+from torchwise.compile.signature import forget_oldest
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 
 FAILURES = 3
@@ -148,14 +149,14 @@ class PlanCircuits:
     def record_failure(self, key: Hashable) -> float | None:
         """Count a failure. Return the seconds until the plan is tried again, if that opened the circuit."""
         failed = self._failed.setdefault(key, CircuitBreaker())
-        if len(self._failed) > MAX_CIRCUITS:
-            del self._failed[next(iter(self._failed))]
+        forget_oldest(self._failed, MAX_CIRCUITS)
         return failed.wait_s if failed.record_failure() else None
 
     def record_frozen(self, key: Hashable) -> None:
         """Leave a frozen plan alone on such calls for a time, as it would be compiled again."""
         waits = CircuitBreaker(1, REFUSED_WAIT_S, longest_wait_s=MAX_REFUSED_WAIT_S)
         self._frozen.setdefault((key, is_grad_enabled()), waits).record_failure()
+        forget_oldest(self._frozen, MAX_CIRCUITS)
 
     def forget_frozen(self) -> None:
         """Forget the calls that a frozen plan was left alone on."""

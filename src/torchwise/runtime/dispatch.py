@@ -18,12 +18,13 @@ from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, forbid_com
 from torchwise.compile.cuda_graphs.graph_pool import collect_garbage
 from torchwise.compile.guards.varying_values import ChangedModelError
 from torchwise.compile.recompiles import RecompileLimitError, Recompiles
+from torchwise.compile.signature import forget_oldest
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.records import Decision
 from torchwise.runtime.call_guard import CallGuard, Known, VerifiedInputs, is_of, may_need_gradients, recognize_by
 from torchwise.runtime.circuit_breaker import FROZEN_CHANGED, PlanCircuits
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
-from torchwise.runtime.input_writes import OVERLAPS, InputSnapshot, InputWrites, OverlapError
+from torchwise.runtime.input_writes import OVERLAPS, InputSnapshot, InputWrites, OverlapError, TensorSnapshot
 from torchwise.runtime.missed_inputs import Missed, MissedInputs
 from torchwise.runtime.monitors import Canary, Latency, SpeedMonitor
 from torchwise.runtime.served import (
@@ -94,7 +95,7 @@ class Dispatcher(Served):
         self._find_unlike = find_unlike
         self._calls: dict[Signature, Callable[..., Any]] = {}
         self._last: Known | None = None  # for the last signature that a plan answered at length
-        self._served: set[Signature] = set()  # signatures that the plan has answered at any time
+        self._served: dict[Signature, None] = {}  # signatures that the plan has answered at any time
         self._verified = VerifiedInputs(decision.inputs, dynamic=decision.plan.shapes == "dynamic")
         self._missed, self._learn = MissedInputs(self._verified), learn
         self._writes = InputWrites(original, self._verified)
@@ -181,12 +182,19 @@ class Dispatcher(Served):
         # Another thread may have disabled the plan, and the call may have changed its inputs.
         if self._refusal is None and self._plan.compiled is compiled and is_of(key, args, kwargs):
             if is_first:
-                self._served.add(key)
-                self._writes.note(key, snapshot)
+                self._note_served(key, snapshot)
                 self.statistics.first_calls += 1
                 self.statistics.first_calls_s += time.perf_counter() - start
             self._add_fast_path(compiled, key, args, kwargs)
         return result
+
+    def _note_served(self, key: Signature, snapshot: TensorSnapshot | None) -> None:
+        """Note a first call, and forget signatures whose first calls were long ago."""
+        self._served[key] = None
+        self._writes.note(key, snapshot)
+        for other in forget_oldest(self._served):
+            self._drop_path(other)
+            self._writes.forget(other)
 
     def _run_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CompiledPlan, Any]:
         with self._lock:  # two first calls at once would compile twice

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torchwise.compile import Signature
+from torchwise.compile.signature import forget_oldest
 from torchwise.errors import UnsupportedError
 from torchwise.runtime.call_guard import VerifiedInputs
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
@@ -75,6 +76,10 @@ class InputWrites:
         if written:
             self._written[key] = written
 
+    def forget(self, key: Signature) -> None:
+        """Forget the writes of a signature, whose next call then counts as its first."""
+        self._written.pop(key, None)
+
     def learn_from_call(
         self,
         key: Signature,
@@ -92,8 +97,7 @@ class InputWrites:
         snapshot = self.take_snapshot(args, kwargs, closely=True)
         answer = original(fallback, args, kwargs)
         self._reading[key] = snapshot is not None and not snapshot.inputs_written() and not snapshot.own_written()
-        if len(self._reading) > MAX_READING:
-            del self._reading[next(iter(self._reading))]
+        forget_oldest(self._reading, MAX_READING)
         return answer
 
     def guard_overlaps(self, key: Signature, call: Callable[..., Any]) -> Callable[..., Any]:

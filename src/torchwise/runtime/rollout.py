@@ -20,9 +20,10 @@ from torchwise.compile.cuda_graphs.capture_errors import make_wait_error, record
 from torchwise.compile.cuda_graphs.graph_pool import GraphPool
 from torchwise.compile.cuda_graphs.loop_graph import MAX_ITERATIONS, CapturedLoop, find_overlaps, iterations, span
 from torchwise.compile.cuda_graphs.recorded_graph import GraphKey, graph_key_of, is_on_gpu, is_unavailable
+from torchwise.compile.cuda_graphs.recording_limit import MAX_SIGNATURES
 from torchwise.compile.guards.code_guard import CodeGuard
 from torchwise.compile.guards.module_guard import ModuleGuard
-from torchwise.compile.signature import is_plain, is_strided, opaque_leaves, plain_key
+from torchwise.compile.signature import forget_oldest, is_plain, is_strided, opaque_leaves, plain_key
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.runtime.served import dispatcher_of
 from torchwise.workload import pytree
@@ -35,7 +36,10 @@ ALIGNMENT = 16
 WARM_UP_STEPS = 3
 """Steps run as written before recording: they are the rollout's own first ones, so that none is wasted."""
 MIN_STEPS = 20
-"""Minimum number of steps left for a loop that runs only once to be recorded: recording costs as much as some steps."""
+"""Minimum number of steps left for a recording that must pay within its call: it costs as much as some steps.
+
+It must where there is one call only, or where it takes the place of another one.
+"""
 
 
 class Rollout:
@@ -44,6 +48,8 @@ class Rollout:
     If the state is on CUDA and no gradient is needed, the first steps run as written. Then up to a hundred iterations
     become one CUDA graph that reads and writes one static state. A step that cannot be captured runs step by step, as
     does a state whose tensors still share memory after the first step. `reason` says why, and the log does once.
+    States of up to 64 shapes have recordings at once. Another shape then takes the place of the one that was used least
+    recently, if its own call is long enough to pay for that.
 
     Python runs only in the steps taken as written. A step may keep numbers there from call to call. They are found in
     its closure, its globals and the object it is bound to, and keep it from being captured. In lists and dicts they are
@@ -73,7 +79,7 @@ class Rollout:
         self._watch = ModuleGuard(owner if isinstance(owner, torch.nn.Module) else None)
         self._code = CodeGuard(step)
         self._standing = self._plans()
-        self._loops: dict[GraphKey, tuple[CapturedLoop, Callable[[], bool]]] = {}
+        self._loops: dict[GraphKey, tuple[CapturedLoop, Callable[[], bool]]] = {}  # the one used last is the last
         self._warm: dict[GraphKey, list[float]] = {}  # host seconds of the steps run as written
         self._refused: dict[GraphKey, str] = {}
         self._logged = OnceLog()
@@ -124,6 +130,7 @@ class Rollout:
             self._replay_or_record(key, progress)
         except UnsupportedError as error:
             self._refused[key] = self.reason = str(error)
+            forget_oldest(self._refused)
             self._warn_once(self.reason)
         finally:
             self._standing = self._plans()
@@ -145,12 +152,26 @@ class Rollout:
             return
         found = self._loops.get(key)
         if found is None or not found[1]():
-            self._warm_up(self._warm.setdefault(key, []), progress)
-            to_go = progress.steps - progress.done
-            if len(self._warm[key]) < WARM_UP_STEPS or to_go < (MIN_STEPS if self._once else 1):
+            self._warm_up(took := self._warm.setdefault(key, []), progress)
+            forget_oldest(self._warm)
+            to_go, must_pay = progress.steps - progress.done, self._once or self._is_full(key)
+            if len(took) < WARM_UP_STEPS or to_go < (MIN_STEPS if must_pay else 1):
                 return
-            found = self._loops[key] = self._record(min(self._warm[key]), progress), make_settings_check()
+            found = None
+            self._make_room(key)
+            found = self._record(min(took), progress, must_pay=must_pay), make_settings_check()
+        self._loops.pop(key, None)
+        self._loops[key] = found
         self._replay(found[0], progress)
+
+    def _is_full(self, key: GraphKey) -> bool:
+        return key not in self._loops and len(self._loops) >= MAX_SIGNATURES
+
+    def _make_room(self, key: GraphKey) -> None:
+        """Free the recording that another one replaces before that is made, so that both never take memory at once."""
+        if key in self._loops or self._is_full(key):
+            self._pool.wait_for_last_replay(torch.cuda.current_device())  # which may still use the memory
+            del self._loops[key if key in self._loops else next(iter(self._loops))]
 
     def _forget(self) -> None:
         self._loops.clear()
@@ -176,11 +197,11 @@ class Rollout:
             if len(took) == WARM_UP_STEPS and (name := find_difference(before, read_python_state(self._step))):
                 raise UnsupportedError(f"{name} changes in Python from step to step: carry it in the state as a tensor")
 
-    def _record(self, step_s: float, progress: LoopProgress) -> CapturedLoop:
+    def _record(self, step_s: float, progress: LoopProgress, *, must_pay: bool) -> CapturedLoop:
         self._pool.renew(self._loops)
         if self._watch.has_changed():  # lazy modules and caches took shape
             self._watch.take_snapshot()
-        most = (progress.steps - progress.done) // 8 if self._once else progress.steps
+        most = (progress.steps - progress.done) // 8 if must_pay else progress.steps
         length, inside = iterations(step_s, progress.state, self._every, min(most, MAX_ITERATIONS))
         loop = CapturedLoop(self._step, progress.state, length=length, inside=inside, pool=self._pool)
         if self._watch.has_changed():

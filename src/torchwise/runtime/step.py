@@ -14,7 +14,7 @@ import torch
 from torchwise.compile import CompiledPlan, Signature, signature_of
 from torchwise.compile.cuda_graphs.compile_freeze import FrozenError, forbid_compile
 from torchwise.compile.recompiles import RecompileLimitError, Recompiles
-from torchwise.compile.signature import is_equal, opaque_leaves
+from torchwise.compile.signature import forget_oldest, is_equal, opaque_leaves
 from torchwise.compile.train_step import CompiledStep
 from torchwise.errors import InputError
 from torchwise.records import Decision
@@ -74,9 +74,8 @@ class StepDispatcher(Served):
             told=self._count_recompile, give_up=self._note_limit, is_part=True, price=self.make_price()
         )
         self._plan = LivePlan(original, decision, recompiles)
-        self._changes: list[
-            Callable[[], Fallback | None]
-        ] = []  # of the model and the loss, since the plan was made of them
+        # Of the model and the loss, since the plan was made of them.
+        self._changes: list[Callable[[], Fallback | None]] = []
         self._limit: RecompileLimitError | None = None
         self._would_compile = False  # amid a step, while it is frozen
         self._latency = Latency(decision.workload.device, SpeedMonitor(decision))
@@ -128,6 +127,7 @@ class StepDispatcher(Served):
             return self._handle_failure(error, undo, batch)
         if undo is not None:
             self._taken[key] = taken + 1
+            forget_oldest(self._taken)
             self.statistics.first_calls += 1
             self.statistics.first_calls_s += time.perf_counter() - start
         self.statistics.optimized += 1

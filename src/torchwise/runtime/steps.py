@@ -47,7 +47,8 @@ def rollout(step: Callable[[Any], Any], state: Any, steps: int, every: int | Non
 def captured_loop(step: Callable[[Any], Any], every: int | None = None) -> Rollout:
     """Return a loop over `step` for repeated calls. Called with `(state, steps)`, it returns the same as `rollout`.
 
-    Captured graphs are reused for states of the same structure, shapes, dtypes and devices.
+    Captured graphs are reused for states of the same structure, shapes, dtypes and devices. At most 64 such forms have
+    graphs at once. Another form then replaces the one used least recently, if its call is long enough.
 
     Args:
         step: as for `rollout`.
@@ -85,8 +86,8 @@ def captured_step(
         step = torchwise.captured_step(step, model, optimizer)
 
     For each signature of a batch, the first call runs in eager, and the second is captured. Each is exactly one
-    training step. On the CPU every call runs in eager. `CapturedStep` documents the changes that it detects, the state
-    of `.grad`, and the limitations of a step.
+    training step. At most 64 signatures are captured, and others run in eager. On the CPU every call runs in eager.
+    `CapturedStep` documents the changes that it detects, the state of `.grad`, and the limitations of a step.
 
     Args:
         step: takes a batch of nested tensors, and returns nested tensors, which are detached in the result.

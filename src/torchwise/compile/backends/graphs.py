@@ -21,7 +21,7 @@ from torchwise.compile.guards.module_guard import Reads
 from torchwise.compile.inductor_patches import without_input_checks
 from torchwise.compile.recognizer import Recognize, Recognizer
 from torchwise.compile.recompiles import Recompiles
-from torchwise.compile.signature import Signature, is_plain, opaque_leaves, overlap_in, signature_of
+from torchwise.compile.signature import Signature, forget_oldest, is_plain, opaque_leaves, overlap_in, signature_of
 from torchwise.compile.transforms import has_stage, list_at
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
@@ -111,7 +111,7 @@ class Compiled:
         self._nested = False
         self._alone = alone
         self._by_overlap: dict[Overlap, Compiled] = {}
-        self._reading: set[Signature] = set()  # signatures, without the overlap, of calls that write nothing
+        self._reading: dict[Signature, None] = {}  # signatures, without the overlap, of calls that write nothing
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer the call. The first call of a signature compiles."""
@@ -154,8 +154,10 @@ class Compiled:
         inputs = [(tensor, tensor.detach().clone()) for tensor in pytree.tensors((args, kwargs))]
         result = self._by_overlap[overlap](*args, **kwargs)
         if all(pytree.equal(tensor, before) for tensor, before in inputs):
-            self._reading.add(signature[:-1])
+            self._reading[signature[:-1]] = None
+            forget_oldest(self._reading)
         self._paths[signature] = self._by_overlap[overlap]
+        forget_oldest(self._paths)
         return result
 
     def count_in(self, recompiles: Recompiles) -> None:
@@ -187,6 +189,7 @@ class Compiled:
             self._paths[signature] = owned(self._steady)
         else:
             self._paths[signature] = owned(self._bypass.path(self._steady, args, kwargs, before))
+        forget_oldest(self._paths)
         self._recognize(signature, args, kwargs)
         return result
 

@@ -18,6 +18,7 @@ from torchwise.compile.cuda_graphs.graph_pool import GraphPool
 from torchwise.compile.cuda_graphs.host_values import HostValues
 from torchwise.compile.cuda_graphs.in_place_replay import Recorded, RecordedAnswers, Replays
 from torchwise.compile.cuda_graphs.recorded_graph import Graph, GraphKey, flat_places, graph_key_of
+from torchwise.compile.cuda_graphs.recording_limit import RecordingLimit
 from torchwise.compile.guards.module_guard import ModuleGuard, Reads
 from torchwise.compile.recompiles import Recompiles
 from torchwise.compile.signature import overlap_in, signature_of
@@ -25,14 +26,6 @@ from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
 
 T = TypeVar("T")
-
-MAX_SIGNATURES = 64
-"""Maximum number of signatures that have graphs. The callable itself answers calls of others."""
-FLUSH_AFTER = 100 * MAX_SIGNATURES
-"""Calls without a graph after which all graphs make room for those of the sizes that come now.
-
-To exchange graphs one by one would record at each call where more sizes than graphs come in turn.
-"""
 
 
 class CapturedCall:
@@ -101,7 +94,7 @@ class CapturedCall:
         self._guard = ModuleGuard(module, reads or (lambda: None))
         self._writes_state = False
         self._host: dict[GraphKey, HostValues] = {}
-        self._passed = 0  # calls that found no room for a graph
+        self._limit = RecordingLimit()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as `call` does, by replay."""
@@ -171,7 +164,7 @@ class CapturedCall:
             self._graphs.pop(key).drop()
             replays = None
         if replays is None:
-            if not self._has_room():
+            if not self._limit.has_room(self._graphs, self._drop):
                 return self._call(*args, **kwargs)
             replays = self._graphs[key] = self._capture(key, args, kwargs)
         return self._replay(replays, key, args, kwargs)
@@ -180,18 +173,6 @@ class CapturedCall:
         if replays.written and overlap_in(key[0]) is not None:
             return self._call(*args, **kwargs)  # inputs share memory, and a graph has copies of each
         return replays(args, kwargs, self._capture_in_place)
-
-    def _has_room(self) -> bool:
-        """Return whether one more signature may be recorded. After many that may not, all graphs are dropped."""
-        if len(self._graphs) < MAX_SIGNATURES:
-            return True
-        self._passed += 1
-        if self._passed < FLUSH_AFTER:
-            return False
-        self._passed = 0
-        self._drop()
-        self._host.clear()
-        return True
 
     def _capture(self, key: GraphKey, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RecordedAnswers:
         versions: list[int | None] = []
@@ -292,6 +273,7 @@ class CapturedCall:
     def _drop(self) -> None:
         _drop_all(self._graphs.values())
         self._graphs.clear()
+        self._host.clear()  # or sizes that came before each of many changes would add up
 
 
 def _drop_all(several: Iterable[RecordedAnswers]) -> None:

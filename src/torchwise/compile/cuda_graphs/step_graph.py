@@ -28,6 +28,7 @@ from torchwise.compile.cuda_graphs.recorded_graph import (
     overlap,
     tensors_of,
 )
+from torchwise.compile.cuda_graphs.recording_limit import RecordingLimit
 from torchwise.compile.cuda_graphs.training_state import (
     Grads,
     StateChange,
@@ -38,6 +39,7 @@ from torchwise.compile.cuda_graphs.training_state import (
 from torchwise.compile.guards.code_guard import CodeGuard
 from torchwise.compile.guards.varying_values import VaryingKind, VaryingValue
 from torchwise.compile.recompiles import Recompiles
+from torchwise.compile.signature import forget_oldest
 from torchwise.errors import UnsupportedError
 from torchwise.records.format import pluralize
 from torchwise.workload import pytree
@@ -67,7 +69,8 @@ class CapturedStep:
 
     `step(*batch)` may contain a whole step: `zero_grad`, the forward pass under autocast, the loss, `backward`,
     clipping, `GradScaler`, `optimizer.step()`. Its outputs are returned as detached copies. Batches are copied in, with
-    one graph for each of their signatures, all in one memory pool.
+    one graph for each of their signatures, all in one memory pool. At most 64 signatures have graphs at once. Batches
+    of others run in eager.
 
     The first call of a signature runs in eager, and so initializes everything lazy (optimizer states, scales, compiled
     code). The second warms up on a side stream. It then restores everything bit by bit (parameters, buffers, optimizer
@@ -113,7 +116,8 @@ class CapturedStep:
         self._state = TrainingState(modules, optimizers, scalers)
         self._code = CodeGuard(step, *modules)
         self._graphs: dict[GraphKey, RecordedStep] = {}
-        self._seen_keys: set[GraphKey] = set()
+        self._limit = RecordingLimit()
+        self._seen_keys: dict[GraphKey, None] = {}
         self._warned = OnceLog()
         self._refusal: str | None = None
         self._lock = threading.RLock()
@@ -165,6 +169,8 @@ class CapturedStep:
                 "a tensor of the batch requires gradients, which a replay would not compute: detach it, and call "
                 "requires_grad_() inside the step"
             )
+        if recorded is None and not self._limit.has_room(self._graphs, self._graphs.clear):
+            return self._call_eager(args, kwargs)
         if recorded is None or not recorded.settled():
             recorded = self._graphs[key] = self._capture(args, kwargs)
         if recorded.graph.written and overlap(tensors):
@@ -183,7 +189,8 @@ class CapturedStep:
         if self._state.find_change():
             self._forget()
             self._state.take_snapshot()
-        self._seen_keys.add(key)
+        self._seen_keys[key] = None
+        forget_oldest(self._seen_keys)
         return answer
 
     def _start_over(self, change: StateChange) -> None:
