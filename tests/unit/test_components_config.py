@@ -6,11 +6,17 @@ import subprocess
 import sys
 
 import pytest
+from synthetic import TRAITS
 
 from torchwise.errors import InputError
-from torchwise.plan import Plan
-from torchwise.runtime.components import PROFILES, CompileConfig
+from torchwise.plan import Plan, Trait
+from torchwise.plan.choice import load_choices
+from torchwise.plan.space import PlanSpace
+from torchwise.plan.workload_spec import DEFAULT_TOLERANCE, TuneOptions
+from torchwise.runtime.components import PROFILES, CompileConfig, CompileManager
 from torchwise.runtime.components.config import VARIABLE, is_disabled
+from torchwise.study import Request
+from torchwise.trial.inspection import _requested_traits
 
 
 @pytest.mark.parametrize(
@@ -54,6 +60,15 @@ from torchwise.runtime.components.config import VARIABLE, is_disabled
         ({"mode": "default", "allow": "exact"}, "mode 'default' is same-precision, but only up to exact is allowed"),
         ({"backend": "inductor", "allow": "exact"}, "plan inductor is same-precision, but only up to exact is allowed"),
         ({"timeout": 5}, "timeout is no field of CompileConfig"),
+        ({"require": ["determinist"]}, "require is 'determinist', but must be one of .*deterministic"),
+        ({"require": 3}, "require is 3, but must be a list of"),
+        ({"require": ["batch-invariant"], "training": True}, "require is batch-invariant with mode 'training'"),
+        ({"sizes": "many"}, "sizes is 'many', but must be one of as-given, varying, fixed"),
+        ({"memory_limit": 0}, "memory limit is 0"),
+        ({"memory_limit": "2 boxes"}, "memory limit is '2 boxes'"),
+        ({"metric": "a:b"}, "a metric is given, but no tolerance"),
+        ({"mode": "default", "verify": False, "require": ["bitwise"]}, "require is .*but verify is False, so that"),
+        ({"mode": "default", "verify": False, "memory_limit": "2GB"}, "memory_limit is '2GB', but verify is False"),
     ],
     ids=str,
 )
@@ -78,6 +93,38 @@ def test_development_is_off_and_research_takes_all_that_may_be_had_and_raises() 
     research = CompileConfig.of("research", calls=5)
     assert (research.effort, research.allow, research.minimum_speedup) == ("thorough", "substituted", 1.0)
     assert (research.fallback, research.calls) == (False, 5)
+    assert research.tolerance == DEFAULT_TOLERANCE
+
+
+def list_open(config: CompileConfig) -> set[str]:
+    """Return the choices that a component's search may try by the numerics and the tolerance of its settings."""
+    keywords = config.tune_keywords()
+    keywords.pop("store"), keywords.pop("progress")
+    request = Request.from_options(TuneOptions(**keywords), "live:part", "cpu")
+    traits = TRAITS | {Trait.LINEAR_LAYERS, Trait.GEMM, Trait.EXACT_GELU, Trait.DROPOUT}
+    traits = (traits - {Trait.TOLERANT}) | set(_requested_traits(request.workload, ()))
+    space = PlanSpace("cpu", request.workload.mode, frozenset(traits), request.allow, request.effort)
+    return {f"{choice.value}" for choice in load_choices().values() if space.excludes(choice) is None}
+
+
+LOSSY = {"int8_weights", "int8_dynamic", "tanh_gelu", "no_dropout"}
+
+
+def test_research_tries_what_changes_answers_and_production_does_not() -> None:
+    assert list_open(CompileConfig.of("research")) >= LOSSY
+    assert not LOSSY & list_open(CompileConfig.of("research", tolerance=None))
+    assert not LOSSY & list_open(CompileConfig.of("research", allow="lower-precision"))
+    assert not LOSSY & list_open(CompileConfig.of("production"))
+
+
+def test_a_tolerance_of_ones_own_outlives_a_switch_of_profiles() -> None:
+    own, plain = CompileManager(CompileConfig(tolerance=0.1)), CompileManager()
+    for manager, expected in ((own, [0.1, 0.1]), (plain, [DEFAULT_TOLERANCE, None])):
+        found = []
+        for profile in ("research", "production"):
+            manager.set_mode(profile)
+            found.append(manager.config.tolerance)
+        assert found == expected
 
 
 def test_a_profile_that_is_none_is_refused() -> None:

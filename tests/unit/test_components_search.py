@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from torchwise.runtime.components import CompileManager, component
+from torchwise.plan.requirements import Property
+from torchwise.runtime.components import CompileConfig, CompileManager, component, find
 from torchwise.runtime.components.config import VARIABLE
 from torchwise.runtime.fallback_reason import FallbackReason
 
@@ -32,6 +34,10 @@ def test_a_search_is_asked_for_what_the_config_says(monkeypatch: pytest.MonkeyPa
         "budget_s": 60,
         "compile_timeout_s": 9.5,
         "tolerance": 0.03,
+        "metric": "quality.py:score",
+        "require": ("deterministic",),
+        "sizes": "varying",
+        "memory_limit": "2GB",
         "iterations": 50,
         "fullgraph": True,
         "store": "here",
@@ -49,6 +55,10 @@ def test_a_search_is_asked_for_what_the_config_says(monkeypatch: pytest.MonkeyPa
         "budget": 60,
         "compile_timeout": 9.5,
         "tolerance": 0.03,
+        "metric": "quality.py:score",
+        "require": (Property.DETERMINISTIC,),
+        "sizes": "varying",
+        "memory_limit": "2GB",
         "iterations": 50,
         "fullgraph": True,
         "mode": "training",
@@ -56,6 +66,11 @@ def test_a_search_is_asked_for_what_the_config_says(monkeypatch: pytest.MonkeyPa
         "store": "here",
         "progress": False,
     }
+    monkeypatch.setattr("torchwise.runtime.start_background.start_in_background", tune)
+    asked.clear()
+    with pytest.raises(Told):
+        find.search_in_background(torch.tanh, (), CompileConfig(sizes="fixed", require=["bitwise"]), threading.Lock())
+    assert (asked["sizes"], asked["require"]) == ("fixed", (Property.BITWISE,))
 
 
 @pytest.mark.slow

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, Self
 
 from torchwise.errors import InputError, did_you_mean, is_count
 from torchwise.keywords import checked_keywords
-from torchwise.parsing import short_repr
+from torchwise.parsing import short_repr, to_bytes
 from torchwise.plan import Numerics, Plan
 from torchwise.plan.choice import list_values
 from torchwise.plan.effort import EffortName, check_effort
+from torchwise.plan.requirements import Property, PropertyName, read_properties
 from torchwise.plan.rules import list_allowed
 from torchwise.plan.space import numerics_of
 from torchwise.plan.workload_spec import (
     DEFAULT_CALLS,
+    DEFAULT_TOLERANCE,
     NumericsName,
+    Sizes,
     TuneKeywords,
     WorkloadSpec,
     check_iterations,
     check_timeout,
-    check_tolerance,
 )
 
 VARIABLE = "TORCHWISE_DISABLE"
@@ -43,6 +45,7 @@ PROFILES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
                 "enabled": True,
                 "effort": "standard",
                 "allow": "same-precision",
+                "tolerance": None,
                 "minimum_speedup": 1.05,
                 "fallback": True,
             }
@@ -52,13 +55,17 @@ PROFILES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
                 "enabled": True,
                 "effort": "thorough",
                 "allow": "substituted",
+                "tolerance": DEFAULT_TOLERANCE,  # without one, nothing would be substituted
                 "minimum_speedup": 1.0,
                 "fallback": False,
             }
         ),
     }
 )
-"""Ready-made settings: original code to debug, plans with a fallback, and all that may be had, with errors raised."""
+"""Ready-made settings: original code to debug, plans with a fallback, and all that may be had, with errors raised.
+
+The last permits numbers of fewer bits and other operators, too, as far as they stay within `DEFAULT_TOLERANCE`.
+"""
 
 
 @checked_keywords()
@@ -99,7 +106,13 @@ class CompileConfig:
         store: URL or file of the store, or None for the user's own.
         progress: whether a search shows its trials on standard error.
         tolerance: with allow "quantized" or "substituted", the relative error (root mean square) that each output may
-            have, or None for that of `tune`: 0.02 with "quantized", and no other operators with "substituted".
+            have, or the share of the metric that may be lost. None is that of `tune`: 0.02 with "quantized", and no
+            other operators with "substituted". The profile "research" has 0.02.
+        metric: a function of quality that judges such plans in place of the error, as for `tune`, or None.
+        require: properties of the answers' bits that a plan must have: "deterministic", "batch-invariant" or "bitwise".
+        sizes: the sizes of inputs to come: "as-given", "varying" (no plan of one size is used) or "fixed".
+        memory_limit: maximum peak memory of a call, besides weights and inputs: bytes, or a size such as "2GB". None is
+            no limit.
     """
 
     enabled: bool = True
@@ -125,6 +138,10 @@ class CompileConfig:
     progress: bool = True
     background: bool | None = None
     tolerance: float | None = None
+    metric: str | None = None
+    require: Iterable[Property | PropertyName] = ()
+    sizes: Sizes = "as-given"
+    memory_limit: int | str | None = None
 
     def __post_init__(self) -> None:
         for name in ("enabled", "lazy", "fullgraph", "verify", "fallback", "progress"):
@@ -134,9 +151,9 @@ class CompileConfig:
         _one_of("backend", self.backend, (None, *list_values("backend")))
         check_timeout(self.compile_timeout_s)
         check_iterations(self.iterations)
+        object.__setattr__(self, "require", read_properties(self.require))
         self._check_modes()
         check_effort(self.effort)
-        check_tolerance(self.tolerance)
         _one_of("autocast", self.autocast, (*AUTOCAST, None))
         _one_of("device", self.device, ("cpu", "cuda", None))
         if not _is_number(self.minimum_speedup) or not self.minimum_speedup >= 1:
@@ -147,7 +164,22 @@ class CompileConfig:
             raise InputError(
                 f"budget_s is {short_repr(self.budget_s)}, but must be above 0, or None for the effort's own"
             )
-        WorkloadSpec("parts", calls=self.calls, restarts=self.restarts)  # refuses invalid numbers
+        WorkloadSpec(  # refuses invalid values
+            "parts",
+            mode="training" if self.training else "inference",
+            calls=self.calls,
+            restarts=self.restarts,
+            memory_limit=None if self.memory_limit is None else to_bytes(self.memory_limit, "memory limit"),
+            sizes=self.sizes,
+            tolerance=self.tolerance,
+            metric=self.metric,
+            require=self.require,  # type: ignore[arg-type]  # which is a tuple by now
+        )
+        if not self.verify and (asked := [n for n in ("metric", "require", "memory_limit") if getattr(self, n)]):
+            value = short_repr(getattr(self, asked[0]))
+            raise InputError(
+                f"{asked[0]} is {value}, but verify is False, so that nothing is measured: leave one of them out"
+            )
 
     def _check_modes(self) -> None:
         """Refuse modes that do not exist, are not allowed, or leave nothing to use without a search."""
@@ -205,6 +237,9 @@ class CompileConfig:
             "restarts": self.restarts,
             "allow": self.allow,
             "tolerance": self.tolerance,
+            "metric": self.metric,
+            "require": self.require,
+            "memory_limit": self.memory_limit,
             "effort": self.effort,
             "budget": self.budget_s,
             "compile_timeout": self.compile_timeout_s,

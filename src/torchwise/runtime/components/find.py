@@ -122,7 +122,9 @@ def search_in_background(
 
     options = config.tune_keywords()
     options["examples"] = examples
-    waiting = start_in_background(original, **options, minimum_speedup=config.minimum_speedup, turn=turn)
+    waiting = start_in_background(
+        original, **options, sizes=config.sizes, minimum_speedup=config.minimum_speedup, turn=turn
+    )
     return Found(None, str(SEARCHING), SEARCHING, waiting=waiting, config=config)
 
 
@@ -159,7 +161,7 @@ def tune_in_workers(original: Callable[..., Any], examples: Sequence[Example], c
 
     keywords = config.tune_keywords()
     keywords["examples"] = examples
-    return tune(original, **keywords).decision
+    return tune(original, sizes=config.sizes, **keywords).decision
 
 
 def decide_unverified(original: Callable[..., Any], examples: Sequence[Example], config: CompileConfig) -> Decision:

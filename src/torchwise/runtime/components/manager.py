@@ -151,8 +151,8 @@ class CompileManager:
         """Switch all components to a profile or a mode.
 
         A component keeps a plan that its new settings permit, and the fields that it was registered with. A profile
-        keeps the fields that the manager was created with. Of a `CompileConfig` these are `allow`, `effort` and
-        `minimum_speedup`, if no profile has their value.
+        keeps the fields that the manager was created with. Of a `CompileConfig` these are `allow`, `tolerance`,
+        `effort` and `minimum_speedup`, if no profile has their value.
 
         Args:
             mode: "development", "production", "research", "auto" or a mode of `torch.compile`. For "auto" and those
@@ -242,7 +242,7 @@ class CompileManager:
 def _list_own(config: CompileConfig) -> dict[str, Any]:
     """Return the fields by which a config goes its own way, unlike any profile: another profile must not undo them."""
     searched = [profile for profile in PROFILES.values() if profile["enabled"]]
-    values = {name: getattr(config, name) for name in ("allow", "effort", "minimum_speedup")}
+    values = {name: getattr(config, name) for name in ("allow", "tolerance", "effort", "minimum_speedup")}
     return {name: value for name, value in values.items() if all(value != one[name] for one in searched)}
 
 
