@@ -8,7 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,11 +20,13 @@ from live_decisions import make_decision
 from program_server import ProgramServer
 from torchwise.cli import app
 from torchwise.errors import InputError, StorageError
-from torchwise.plan import EAGER
+from torchwise.plan import EAGER, Plan
+from torchwise.plan.requirements import Property
 from torchwise.records import files
 from torchwise.runtime.program import script, tuning
 from torchwise.runtime.program.decisions import stays_as_written
 from torchwise.runtime.program.script import Script
+from torchwise.study import Request
 
 NET = """
 import os, sys, threading
@@ -288,6 +290,75 @@ def test_the_sizes_to_come_are_named_and_repeated_in_the_next_command(tmp_path: 
     assert printed_command(report)[:4] == words
 
 
+def judge(model: object) -> float:
+    """Judge a model, for the option that names this function."""
+    return 1.0 if model else 0.0
+
+
+OF_A_SEARCH: dict[str, tuple[list[str], Callable[[Request], object], object]] = {
+    "tolerance": (["--allow", "substituted", "--tolerance", "0.1"], lambda r: r.workload.tolerance, 0.1),
+    "objective": (["--objective", "throughput"], lambda r: r.workload.objective, "throughput"),
+    "iterations": (["--iterations", "50"], lambda r: r.iterations, 50),
+    "fullgraph": (["--fullgraph"], lambda r: r.fullgraph, True),
+    "require": (
+        ["--require", "deterministic", "--require", "bitwise"],
+        lambda r: r.workload.require,
+        (Property.DETERMINISTIC, Property.BITWISE),
+    ),
+    "plan": (
+        ["--plan", "eager", "--plan", "inductor + freezing"],
+        lambda r: r.plans,
+        (EAGER, Plan(backend="inductor", options=(("freezing", True),))),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_A_SEARCH)
+def test_options_of_a_search_reach_it_and_are_repeated_in_the_next_command(
+    name: str, tmp_path: Path, searches: Searches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "main")
+    searches.plan = EAGER
+    given, read, expected = OF_A_SEARCH[name]
+    report = invoke("--tune", *given, "--store", "s.db", "main.py")
+    assert [read(request) for request, _ in searches.asked] == [expected]
+    assert printed_command(report)[: len(given) + 1] == ["--tune", *given]
+
+
+def test_a_study_is_deleted_once_and_not_by_the_next_command(
+    tmp_path: Path, searches: Searches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "main")
+    searches.plan, words = EAGER, ["--store", "s.db", "main.py"]
+    report = invoke("--tune", "--fresh", *words)
+    assert [request.fresh for request, _ in searches.asked] == [True]
+    assert printed_command(report) == ["--tune", "--calls", "1e6", *words]
+
+
+def test_a_metric_in_a_file_is_found_wherever_the_program_goes(
+    tmp_path: Path, searches: Searches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parent)
+    file = tmp_path / "moves.py"
+    file.write_text(f"{NET}\ncall()\nos.chdir({str(tmp_path)!r})")
+    options = ["--tune", "--allow", "quantized", "--tolerance", "0.1", "--store", str(tmp_path / "s.db")]
+    for metric in (f"{Path(__file__).name}:judge", "test_run_command:judge"):
+        monkeypatch.chdir(Path(__file__).parent)
+        invoke(*options, "--metric", metric, str(file))
+    assert [request.workload.metric for request, _ in searches.asked] == [f"{__file__}:judge", "test_run_command:judge"]
+
+
+def test_a_plan_of_the_programs_own_studies_is_named_by_its_id(tmp_path: Path, searches: Searches) -> None:
+    words = ["--store", str(tmp_path / "s.db"), str(write(tmp_path, "main"))]
+    invoke("--tune", *words)
+    invoke("--tune", "--plan", THREADS.id[:12], *words)
+    assert searches.asked[1][0].plans == (THREADS,)
+    with pytest.raises(InputError, match="no decision in this store chose a plan with id 0123456789ab"):
+        invoke("--tune", "--plan", "0123456789ab", *words)
+
+
 def test_a_program_for_which_no_plan_pays_runs_alone(tmp_path: Path, searches: Searches) -> None:
     searches.plan = EAGER
     file, store = write(tmp_path, "main"), str(tmp_path / "s.db")
@@ -464,11 +535,27 @@ def test_a_script_is_tuned_then_run_by_the_stored_plans(
         (["--apply", "--json", "r.json", "x.py"], "only a recording is written as JSON"),
         (["--budget", "9", "x.py"], "--budget is given without --tune"),
         (["--apply", "--calls", "1e6", "x.py"], "--calls is given without --tune"),
+        (["--require", "bitwise", "x.py"], "--require is given without --tune"),
+        (["--plan", "eager", "x.py"], "--plan is given without --tune"),
+        (["--fresh", "x.py"], "--fresh is given without --tune"),
+        (["--fullgraph", "--apply", "x.py"], "--fullgraph is given without --tune"),
+        (["--tune", "--tolerance", "0", "{}"], "tolerance is 0.0, but must be above 0 and finite"),
+        (["--tune", "--metric", "a:b", "{}"], "a metric is given, but no tolerance"),
+        (["--tune", "--require", "determinist", "{}"], "require is 'determinist', but must be one of"),
+        (["--tune", "--objective", "speed", "{}"], "objective is 'speed', but must be one of latency"),
+        (["--tune", "--iterations", "4", "{}"], "iterations is 4, but must be a whole number from 5 to 400"),
+        (["--tune", "--plan", "fastest", "{}"], "plan is 'fastest', but must be a plan's words"),
+        (
+            ["--tune", "--plan", "inductor + int8_weights", "{}"],
+            "is quantized, but only up to same-precision is allowed",
+        ),
         (["--apply", "--store", "missing.db", "nothing.py"], "script is 'nothing.py'"),
     ],
 )
 def test_bad_input_is_named_with_the_way_out(words: list[str], message: str, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["run", *words])
+    unrun = tmp_path / "unrun.py"
+    unrun.write_text("raise AssertionError('the program must not run before its options are checked')")
+    done = CliRunner().invoke(app, ["run", *(word.format(unrun) for word in words)])
     assert isinstance(done.exception, InputError)
     assert message in str(done.exception)
 

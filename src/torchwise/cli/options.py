@@ -113,6 +113,14 @@ Tolerance = Annotated[
         show_default=f"{DEFAULT_TOLERANCE:g}",
     ),
 ]
+Metric = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FUNCTION",
+        help="Judge them by module:function or file.py:function. It takes the model and returns its quality.",
+        show_default="by the error",
+    ),
+]
 Require = Annotated[
     list[str] | None,
     typer.Option(
@@ -145,6 +153,10 @@ Device = Annotated[
     typer.Option(help="cpu or cuda.", show_default="cuda where there is one", autocompletion=complete("cpu", "cuda")),
 ]
 complete_objective = complete("latency", "throughput", "memory")
+Objective = Annotated[
+    str,
+    typer.Option(help="Aim: latency, throughput (calls back to back) or memory.", autocompletion=complete_objective),
+]
 Seed = Annotated[int, typer.Option(help="Random seed of the weights and inputs that the factory makes.")]
 Cold = Annotated[
     bool, typer.Option("--cold", help="Also time with cold processor caches, which are emptied before each call.")
@@ -183,6 +195,17 @@ CompileTimeout = Annotated[
         help="Seconds that one candidate may compile, such as 60. The others are still tried.",
         show_default="all of a trial's limit: 120, 600 or 1800 by effort",
     ),
+]
+Iterations = Annotated[
+    int | None,
+    typer.Option(
+        help="How many times a candidate and eager are timed in each process, from 5 to 400.",
+        show_default="until the interval is tight",
+    ),
+]
+Fresh = Annotated[
+    bool,
+    typer.Option("--fresh", help="Delete the stored study and measure again. Targets of one structure share a study."),
 ]
 FullGraph = Annotated[
     bool, typer.Option("--fullgraph", help="Fail if PyTorch cannot capture the model as one graph, and say where.")

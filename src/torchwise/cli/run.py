@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from torchwise.cli import options as opt
-from torchwise.errors import InputError, TorchwiseError
+from torchwise.errors import InputError, StorageError, TorchwiseError
 
 if TYPE_CHECKING:
     from torchwise.records.recording import Recording
@@ -30,8 +30,16 @@ SEARCH = {
     "effort": "standard",
     "budget": None,
     "compile_timeout": None,
+    "iterations": None,
+    "fullgraph": False,
+    "objective": "latency",
     "calls": None,
     "sizes": "as-given",
+    "tolerance": None,
+    "metric": None,
+    "require": (),
+    "plan": (),
+    "fresh": False,
     "wait": False,
 }
 """The options of a search, with their defaults."""
@@ -77,6 +85,9 @@ def run(
     ] = None,
     wait: opt.Wait = False,
     compile_timeout: opt.CompileTimeout = None,
+    iterations: opt.Iterations = None,
+    fullgraph: opt.FullGraph = False,
+    objective: opt.Objective = "latency",
     calls: Annotated[
         int | None,
         opt.count_option(
@@ -89,6 +100,11 @@ def run(
     allow: opt.Allow = "same-precision",
     effort: opt.Effort = "standard",
     sizes: opt.Sizes = "as-given",
+    tolerance: opt.Tolerance = None,
+    metric: opt.Metric = None,
+    require: opt.Require = None,
+    plan: opt.TryPlans = None,
+    fresh: opt.Fresh = False,
     store: opt.Store = None,
     json: Annotated[Path | None, opt.json_option("Write the recording as JSON (schema torchwise.recording/1)")] = None,
     html: Annotated[Path | None, opt.html_option("Write the recording as a self-contained page.")] = None,
@@ -107,7 +123,15 @@ def run(
         "effort": effort,
         "budget": budget,
         "compile_timeout": compile_timeout,
+        "iterations": iterations,
+        "fullgraph": fullgraph,
+        "objective": objective,
         "sizes": sizes,
+        "tolerance": tolerance,
+        "metric": metric and _find_metric(metric),
+        "require": tuple(require or ()),
+        "plan": tuple(plan or ()),
+        "fresh": fresh,
         "wait": wait,
     }
     if calls is not None:
@@ -134,9 +158,41 @@ def run(
 def _list_words(options: dict[str, Any]) -> list[str]:
     """Return the words of a command line that give the options of a search, without defaults."""
     given = {name: value for name, value in options.items() if value != SEARCH.get(name, value)}
-    written = {name: f"{value:.12g}" if isinstance(value, float) else f"{value}" for name, value in given.items()}
-    words = [(f"--{n.replace('_', '-')}", *([] if given[n] is True else [text])) for n, text in written.items()]
-    return [word for each in words for word in each]
+    words = []
+    for name, value in given.items():
+        for each in value if isinstance(value, tuple) else (value,):
+            text = f"{each:.12g}" if isinstance(each, float) else f"{each}"
+            words += [f"--{name.replace('_', '-')}", *([] if each is True else [text])]
+    return words
+
+
+def _find_metric(place: str) -> str:
+    """Return the place of a function from anywhere, as the program may change folders before the search."""
+    from torchwise.plan.workload_spec import split
+
+    head, colon, name = split(place)
+    return f"{os.path.abspath(head)}{colon}{name}" if head.endswith(".py") else place
+
+
+def _make_search(options: dict[str, Any], program: str) -> dict[str, Any]:
+    """Return the options of a search as `tune_program` takes them.
+
+    Raises:
+        InputError: an option has no permitted value.
+    """
+    from torchwise.cli.common import resolve_plan
+    from torchwise.runtime.program.decisions import read_decisions
+    from torchwise.runtime.program.tuning import check_options
+
+    search = {**options}
+    if names := search.pop("plan"):
+        targets = [program]
+        with contextlib.suppress(StorageError):  # there is no store yet: then a plan is none of its studies
+            decided = read_decisions(program, options["store"]).values()
+            targets += [decision.workload.target for several in decided for decision in several]
+        search["plans"] = [resolve_plan(name, targets, options["store"]) for name in names]
+    check_options(search)  # type: ignore[arg-type]
+    return search
 
 
 @dataclass(frozen=True)
@@ -188,11 +244,12 @@ def _find_script(kind: type[Script], program: list[str], module: str | None) -> 
 def _record(script: Script, options: dict[str, Any] | None, store: str | None, words: list[str], report: Report) -> int:
     from torchwise.report.recording import recording_document
     from torchwise.runtime.program import CallRecorder
-    from torchwise.runtime.program.tuning import check_options, tune_recorded
+    from torchwise.runtime.program.tuning import tune_recorded
     from torchwise.store import open_storage
 
+    search: Any = None
     if options is not None:
-        check_options(options)  # type: ignore[arg-type]
+        search = _make_search(options, script.name)
         open_storage(options["store"]).close()  # before minutes are spent
     process, recorder = os.getpid(), CallRecorder(holds=options is not None)
     with recorder:
@@ -201,7 +258,7 @@ def _record(script: Script, options: dict[str, Any] | None, store: str | None, w
         return code
     ended_well = code == 0 or script.was_interrupted  # as a server ends
     if options is not None and ended_well:
-        recording = tune_recorded(recorder, script.name, options, places=False, calls=None).record  # type: ignore[arg-type]
+        recording = tune_recorded(recorder, script.name, search, places=False, calls=None).record
     else:
         recording = _add_expectation(recorder.to_record(script.name), store)
     if options is not None and not ended_well:
@@ -238,7 +295,8 @@ def _next_steps(
     if any(module.speedup for module in recording.modules):
         return step("runs it by these plans", "--apply")
     if "calls" not in options:
-        return step("if far more calls follow, as in a server", "--tune", *_list_words(options), "--calls", "1e6")
+        again = _list_words({**options, "fresh": False})  # the study is kept, as it goes on from there
+        return step("if far more calls follow, as in a server", "--tune", *again, "--calls", "1e6")
     return ()
 
 

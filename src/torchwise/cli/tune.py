@@ -32,31 +32,12 @@ LatencyLimit = Annotated[
         show_default="none",
     ),
 ]
-Metric = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FUNCTION",
-        help="Judge them by module:function or file.py:function. It takes the model and returns its quality.",
-        show_default="by the error",
-    ),
-]
 TuneMode = Annotated[
     str,
     typer.Option(
         help="inference or training (with a backward pass, or whole steps of a TrainStep).",
         autocompletion=opt.complete_mode,
     ),
-]
-Iterations = Annotated[
-    int | None,
-    typer.Option(
-        help="How many times a candidate and eager are timed in each process, from 5 to 400.",
-        show_default="until the interval is tight",
-    ),
-]
-Fresh = Annotated[
-    bool,
-    typer.Option("--fresh", help="Delete the stored study and measure again. Targets of one structure share a study."),
 ]
 
 
@@ -71,25 +52,20 @@ def tune(
     ] = None,
     wait: opt.Wait = False,
     compile_timeout: opt.CompileTimeout = None,
-    iterations: Iterations = None,
+    iterations: opt.Iterations = None,
     fullgraph: opt.FullGraph = False,
-    objective: Annotated[
-        str,
-        typer.Option(
-            help="Aim: latency, throughput (calls back to back) or memory.", autocompletion=opt.complete_objective
-        ),
-    ] = "latency",
+    objective: opt.Objective = "latency",
     memory_limit: MemoryLimit = None,
     latency_limit: LatencyLimit = None,
     sizes: opt.Sizes = "as-given",
     tolerance: opt.Tolerance = None,
-    metric: Metric = None,
+    metric: opt.Metric = None,
     require: opt.Require = None,
     mode: TuneMode = "inference",
     device: opt.Device = "",
     seed: opt.Seed = 0,
     plan: opt.TryPlans = None,
-    fresh: Fresh = False,
+    fresh: opt.Fresh = False,
     cold: opt.Cold = False,
     launcher: opt.Launcher = "process",
     address: opt.Address = None,
