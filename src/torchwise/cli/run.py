@@ -244,6 +244,7 @@ def _find_script(kind: type[Script], program: list[str], module: str | None) -> 
 def _record(script: Script, options: dict[str, Any] | None, store: str | None, words: list[str], report: Report) -> int:
     from torchwise.report.recording import recording_document
     from torchwise.runtime.program import CallRecorder
+    from torchwise.runtime.program.size_proposals import propose_sizes
     from torchwise.runtime.program.tuning import tune_recorded
     from torchwise.store import open_storage
 
@@ -260,7 +261,7 @@ def _record(script: Script, options: dict[str, Any] | None, store: str | None, w
     if options is not None and ended_well:
         recording = tune_recorded(recorder, script.name, search, places=False, calls=None).record
     else:
-        recording = _add_expectation(recorder.to_record(script.name), store)
+        recording = _add_expectation(propose_sizes(recorder, recorder.to_record(script.name)), store)
     if options is not None and not ended_well:
         note = f"nothing was tuned, as the program ended with exit code {code}"
         recording = replace(recording, notes=(*recording.notes, note))

@@ -90,6 +90,19 @@ class SizeMix:
             return tuple(list_padded_examples(workload, self.padded, self.histogram or {}))
         return list_examples(list(self.kinds), [float(kind.calls) for kind in self.kinds])
 
+    def propose(self) -> str:
+        """Return in a sentence which plans a search would look for, or an empty text if sizes do not vary."""
+        if self.choice is None or self.padded is not None:
+            return ""
+        if self.is_dynamic:
+            found = self.choice.reason
+            return f"sizes vary: --tune looks for one plan for all sizes, as --sizes varying does ({found})"
+        count = show.pluralize(len(self.choice.sizes), "size")
+        if self.others:
+            return f"{self.choice.reason}: --tune looks for a plan for {count}, and for a second one for all others"
+        more = "--calls or --sizes varying looks for a plan for these, too"
+        return f"{count}: --tune looks for a plan for these; others then run as written, but {more}"
+
     def describe(self, decision: Decision, others: Decision | None, failure: str = "") -> str:
         """Return in a sentence which plan answers which sizes, or an empty text if there is nothing to say.
 
@@ -109,12 +122,12 @@ class SizeMix:
         return f"other sizes than these run by {others.plan}, {others.speedup} times eager's speed"
 
 
-def choose_mix(calls: Calls, workload: Callable[..., Any], *, pads: bool, sizes: Sizes = "as-given") -> SizeMix:
+def choose_mix(calls: Calls, workload: Callable[..., Any] | None, *, pads: bool, sizes: Sizes = "as-given") -> SizeMix:
     """Choose the kinds of calls to tune for, and how their sizes are handled.
 
     Args:
         calls: the recorded calls, some of which have inputs that were kept.
-        workload: the module or function as it is tuned, on which padding is verified.
+        workload: the module or function as it is tuned, on which padding is verified. Without `pads`, None will do.
         pads: whether padding may be chosen, if the device is one for it.
         sizes: the sizes to come, as for `tune`. "as-given" lets the recorded sizes decide.
     """
@@ -133,6 +146,7 @@ def choose_mix(calls: Calls, workload: Callable[..., Any], *, pads: bool, sizes:
     histogram = {size: float(sum(kind.calls for kind in kinds)) for size, kinds in sorted(by_size.items())}
     choice = choose(histogram, verified=rule is not None, count=MAX_EXAMPLES)
     if choice.kind == "buckets" and rule is not None:
+        assert workload is not None, "padding is verified on it"
         padded = try_padding(workload, find_longest(alike, rule), rule, choice.sizes)
         if padded is not None:
             return SizeMix(tuple(alike), count(alike), 0.0, choice, padded, histogram, note)

@@ -22,7 +22,7 @@ from torchwise.records.recording import Recording
 from torchwise.report.recording import sentence
 from torchwise.runtime.api import Study, make_request, search
 from torchwise.runtime.components.program import is_component
-from torchwise.runtime.program.calls import merge_calls
+from torchwise.runtime.program.calls import Calls, merge_calls
 from torchwise.runtime.program.decisions import OTHER_SIZES
 from torchwise.runtime.program.placement import config_of, place_decision, workload_of
 from torchwise.runtime.program.recorder import CallRecorder, original_of
@@ -173,6 +173,11 @@ def group_alike(modules: Sequence[TunedModule]) -> list[TunedModule]:
     return sorted(leaders.values(), key=lambda module: module.seconds, reverse=True)
 
 
+def merge_group(module: TunedModule) -> Calls:
+    """Return the calls of a module and of those that are like it, for which one plan is searched."""
+    return merge_calls([module.calls, *(one.calls for one in module.alike)])
+
+
 def _class_of(module: TunedModule) -> Hashable:
     return module.calls.qualname, module.calls.parameters
 
@@ -222,7 +227,7 @@ def _tune(
     as_recorded: bool,
 ) -> None:
     """Tune a module, and add to `waits` the seconds of waiting that are no part of its budget, even if it raises."""
-    calls = merge_calls([module.calls, *(one.calls for one in module.alike)])
+    calls = merge_group(module)
     live, store = module.calls.live, options.get("store")
     config = config_of(live, select_alike(calls)[0][0].autocast, store)
     workload = workload_of(live, config)

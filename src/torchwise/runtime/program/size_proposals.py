@@ -1,0 +1,39 @@
+"""Say of a recording how a search would handle the sizes of each module, before there is a search."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from torchwise.records.recording import Recording
+from torchwise.runtime.program.recorder import CallRecorder
+from torchwise.runtime.program.sizes import choose_mix
+from torchwise.runtime.program.tuned import TunedModule
+from torchwise.runtime.program.tuning import MIN_SHARE, group_alike, merge_group
+
+logger = logging.getLogger("torchwise")
+
+
+def propose_sizes(recorder: CallRecorder, recording: Recording) -> Recording:
+    """Return the recording with a note about each module whose inputs have several sizes.
+
+    The choice is the one that `torchwise run --tune` makes on the same calls, by the same code. Modules that take too
+    little time to be tuned have no note.
+    """
+    records = {record.name: record for record in recording.modules}
+    modules = [TunedModule(calls, records[calls.name]) for calls in recorder.ranked() if calls.name in records]
+    total = sum(record.seconds for record in recording.modules)
+    for group in group_alike(modules):
+        if group.seconds >= MIN_SHARE * total and (text := _propose(group)):
+            for one in (group, *group.alike):
+                record = records[one.record.name]
+                records[record.name] = replace(record, notes=(*record.notes, text))
+    return replace(recording, modules=tuple(records[record.name] for record in recording.modules))
+
+
+def _propose(group: TunedModule) -> str:
+    try:
+        return choose_mix(merge_group(group), None, pads=False).propose()  # a later run by stored plans pads nothing
+    except Exception as error:  # no inputs were kept, or they are of any kind, and the report can do without this note
+        logger.debug("torchwise: no choice of sizes for %s", group.record.name, exc_info=error)
+        return ""
