@@ -28,6 +28,7 @@ from torchwise.compile.signature import opaque_leaves
 from torchwise.errors import UnsupportedError
 from torchwise.testing.cuda_graph import Capture, CudaGraphContract
 from torchwise.workload import pytree
+from torchwise.workload.target import load
 
 
 class Side(str):
@@ -890,3 +891,20 @@ def test_a_graph_whose_output_lies_in_an_input_is_not_kept(machine: Machine) -> 
         assert torch.equal(double, x * 2)
     assert torch.equal(k, torch.full((3,), 2.0 * SETTLING_CALLS))
     assert machine.copied_nothing == 0
+
+
+@pytest.mark.parametrize("lives", [(6, 6, 6), (8, 0, 5)])
+def test_storage_of_flows_is_updated_where_it_lies_by_one_graph(machine: Machine, lives: tuple[int, ...]) -> None:
+    workload = load("zoo:energy_flow.storage_in_place@small")
+    captured = capture_call(workload.call)
+    state, _, fresh = workload.examples[0].args
+    expected = pytree.map_tensors(torch.Tensor.clone, state)
+    places = [values.data_ptr() for values in state]
+    for number, live in enumerate(lives):
+        active = torch.arange(8).flip(0) < live
+        rows = pytree.map_tensors(lambda t, by=number: t + by, fresh)
+        assert captured(state, active, rows).equal(workload.call(expected, active, rows))
+        assert all(map(torch.equal, state, expected))
+    assert [values.data_ptr() for values in state] == places
+    assert machine.recorded == 1
+    assert machine.replayed >= len(lives)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from targets import break_gallery
 from targets.break_gallery import SNIPPETS, Snippet
+from torchwise import cli
 from torchwise.diagnose.messages import break_key, read_break, read_frames
 from torchwise.diagnose.trace import Trace
 from torchwise.records.compile_events import Frame
@@ -233,3 +234,28 @@ User code traceback:
 
 def test_a_text_that_names_no_place_is_no_break() -> None:
     assert read_break("something else") is None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("brief_searches")
+def test_a_command_that_asks_for_one_graph_ends_with_1_and_names_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "branching.py"
+    file.write_text(
+        "import torch\n"
+        "def call(x):\n"
+        "    if x.sum() > 0:\n"
+        "        return x + 1\n"
+        "    return x - 1\n"
+        "def make():\n"
+        "    return call, (torch.ones(3),)\n"
+    )
+    words = ["tune", f"{file}:make", "--fullgraph", "--effort", "quick", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["torchwise", *words, "--store", str(tmp_path / "s.db")])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert "torchwise: the graph breaks: Data-dependent branching" in said
+    assert f"{file}:3" in said

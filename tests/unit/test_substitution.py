@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
+from torchwise.cli import app
 from torchwise.compile.shared_copies import share
 from torchwise.compile.transforms import other_modules
 from torchwise.compile.transforms.other_modules import (
@@ -434,6 +437,43 @@ def test_an_inspection_finds_what_can_be_replaced_and_makes_a_study_of_its_own(t
     assert Trait.EXACT_GELU in found[0].traits
     assert [Trait.TOLERANT in one.traits for one in found] == [False, True, True]
     assert len({one.identity for one in found}) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("brief_searches")
+@pytest.mark.parametrize(
+    ("allowed", "expected"),
+    [
+        (("--tolerance", "0.02"), {"group_norm": "pass", "tanh_gelu": "pass"}),
+        ((), {"tanh_gelu": "fail"}),
+    ],
+    ids=["an error", "no error"],
+)
+def test_a_command_judges_other_operators_by_the_error_that_is_allowed(
+    tmp_path: Path, allowed: tuple[str, ...], expected: dict[str, str]
+) -> None:
+    file, told = tmp_path / "normed.py", tmp_path / "study.json"
+    file.write_text(
+        "import torch\n"
+        "def make():\n"
+        "    torch.manual_seed(0)\n"
+        "    layers = torch.nn.Conv2d(2, 4, 3), torch.nn.InstanceNorm2d(4, affine=True), torch.nn.GELU()\n"
+        "    return torch.nn.Sequential(*layers).eval(), (torch.randn(2, 2, 16, 16),)\n"
+    )
+    plans = [word for one in expected for word in ("--plan", Plan(transforms=(one,)).to_json())]
+    words = ["tune", f"{file}:make", "--allow", "substituted", *allowed, *plans, "--effort", "quick", "--device", "cpu"]
+    done = CliRunner().invoke(app, [*words, "--store", str(tmp_path / "s.db"), "--json", str(told)])
+    assert done.exit_code in (0, 4), done.output  # whether one of them is faster is not the point
+    verdicts = {
+        trial["plan"]["transforms"][0]: {check["name"]: check["outcome"] for check in trial["verdict"]["checks"]}
+        for trial in json.loads(told.read_text())["trials"]
+    }
+    assert {name: worst(checks) for name, checks in verdicts.items()} == expected
+    assert ("substitution" in verdicts["tanh_gelu"]) is bool(allowed), "judged as another operator"
+
+
+def worst(outcomes: dict[str, str]) -> str:
+    return "pass" if set(outcomes.values()) == {"pass"} else "fail"
 
 
 @pytest.mark.parametrize(
