@@ -8,6 +8,7 @@ import io
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from torchwise.compile.optimizer import _GIVEN, TunedOptimizer, forms_open
 from torchwise.compile.train_step import CompiledStep
 from torchwise.errors import PlanError, UnsupportedError
 from torchwise.plan import Plan
+from torchwise.records import Outcome
 from torchwise.trial.step_inspection import step_traits
 from torchwise.workload import Example, Workload, pytree
 
@@ -161,10 +163,10 @@ def run_block(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 class FunctionBlocks(torch.nn.Module):
     """Blocks that are calls of one function, so that no part of the model shows them."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 64) -> None:
         super().__init__()
         torch.manual_seed(7)
-        self.weights = torch.nn.ParameterList([torch.randn(4, 64) / 8 for _ in range(5)])
+        self.weights = torch.nn.ParameterList([torch.randn(4, width) / width**0.5 for _ in range(5)])
         self.head = torch.nn.Linear(4, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -174,6 +176,8 @@ class FunctionBlocks(torch.nn.Module):
 
 
 GRAPH = Plan(backend="inductor", activation_checkpointing="graph")
+WIDE = 2048
+"""So wide that activations of a thousand rows take more memory than anything else in the process."""
 
 
 @pytest.fixture
@@ -205,6 +209,35 @@ def test_activations_of_functions_are_computed_again_by_the_graph() -> None:
     assert kept < 0.5 * expected
     torch.testing.assert_close(trained, written, rtol=1e-4, atol=1e-5)
     assert torch._functorch.config.activation_memory_budget == 1.0, "the setting is put back"
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.usefixtures("brief_searches")
+def test_a_step_of_functions_that_passes_the_memory_limit_is_decided_for_by_its_graph(tmp_path: Path) -> None:
+    step = a_step(FunctionBlocks(WIDE), lambda own: torch.optim.SGD(own, 0.1))
+    given, limit = batch(1000), 90_000_000
+    study = torchwise.tune(
+        step,
+        given,
+        plans=[GRAPH],
+        memory_limit=limit,
+        effort="quick",
+        store=str(tmp_path / "s.db"),
+        progress=False,
+    )
+    (trial,) = study.trials
+    assert trial.verdict is not None, trial.failure
+    assert trial.verdict.outcome is Outcome.PASS, trial.reason
+    assert trial.costs is not None
+    assert trial.costs.peak_memory is not None
+    assert trial.costs.baseline_peak_memory is not None
+    assert trial.costs.peak_memory < limit < trial.costs.baseline_peak_memory
+    assert study.decision.plan == GRAPH, "whatever its speed, as nothing else keeps the limit"
+    assert "it keeps the memory limit, which eager passes" in study.decision.reason
+    before = [parameter.detach().clone() for parameter in step.model.parameters()]
+    torchwise.apply(step, study.decision)(*given)
+    assert not any(map(torch.equal, before, step.model.parameters()))
 
 
 def test_a_graph_whose_activations_are_computed_again_shares_no_code_with_another() -> None:
