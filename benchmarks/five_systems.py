@@ -16,16 +16,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from summary import OURS, current, read
+from summary import OURS, current, current_texts, read
 
 from torchwise.records.benchmark import Benchmark, Row
 
 PROGRAMS = {
-    "energy_flow": ("neuron", "carrier", "processor", "dynamic_rollout"),
-    "ivhl": ("field_superposition", "vortex_field", "mera_layer", "condensate_potential", "gross_pitaevskii"),
-    "spinlock": ("operator",),
-    "arr_coc": ("scorers", "model"),
-    "tutorial": ("fusion_demo", "many_small_ops", "transformer_block"),
+    "energy_flow": (
+        *("neuron", "carrier", "fused_step", "storage", "processor", "padded_processor", "rollout"),
+        *("dynamic_rollout", "embedding_mapper"),
+    ),
+    "ivhl": (
+        *("field_superposition", "vortex_field", "intensity", "mera_layer", "tensor_network", "gft_network"),
+        *("entanglement_entropy", "condensate_potential", "gross_pitaevskii_step", "gross_pitaevskii", "gru_step"),
+        "pachner_moves",
+    ),
+    "spinlock": ("operator", "operator_single", "operator_groupnorm", "operator_groupnorm_single"),
+    "arr_coc": ("scorers", "information_scorer", "salience_scorer", "query_scorer", "tension", "detail", "model"),
+    "tutorial": (
+        *("branch", "fusion_demo", "many_small_ops", "transformer_block", "six_layer_transformer"),
+        *("elementwise_chain", "break_branch", "break_item", "break_list", "break_numpy", "break_print"),
+    ),
 }
 SIZES = ("small", "medium", "large", "extreme")
 PAGES = ("five-systems-cpu", "zoo-h200")
@@ -57,6 +67,15 @@ def table(system: str, benchmarks: Iterable[Benchmark] = ()) -> str:
         if target.partition("@")[0] == program
     ]
     return "\n".join([HEAD, *lines])
+
+
+def quote(page: str, title: str) -> str:
+    """Return a section of the current results for a page, which are written as Markdown, without its heading."""
+    (text,) = current_texts(page).values()
+    _, found, rest = text.partition(f"\n## {title}\n")
+    if not found:
+        raise ValueError(f"title is {title!r}, but the results for {page!r} have no such section")
+    return rest.partition("\n## ")[0].strip()
 
 
 def rank(target: str) -> int:

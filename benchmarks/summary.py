@@ -31,8 +31,17 @@ def main() -> None:
 
 def current(page: str) -> list[Benchmark]:
     """Return the current results for a page of docs/benchmarks/."""
-    names = tomllib.loads((RESULTS / "current.toml").read_text())[page]
-    return read(*(RESULTS / f"{name}.json" for name in names))
+    return read(*(RESULTS / f"{name}.json" for name in list_names(page)))
+
+
+def current_texts(page: str) -> dict[str, str]:
+    """Return the current results that are plain text or Markdown, by the names of their files."""
+    return {name: (RESULTS / name).read_text() for name in list_names(page)}
+
+
+def list_names(page: str) -> list[str]:
+    names: list[str] = tomllib.loads((RESULTS / "current.toml").read_text())[page]
+    return names
 
 
 def read(*files: str | Path) -> list[Benchmark]:

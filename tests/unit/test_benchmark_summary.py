@@ -85,6 +85,14 @@ def test_the_page_of_five_systems_has_an_answer_for_each_on_a_cpu_and_a_gpu(summ
         assert all(any(f".{name.replace('_', chr(92) + '_')}@" in line for line in lines) for name in programs), system
 
 
+def test_the_page_of_five_systems_leaves_no_measured_program_out(summary: ModuleType) -> None:
+    five_systems = importlib.import_module("five_systems")
+    results = [one for page in five_systems.PAGES for one in summary.current(page)]
+    measured = {row.workload.target.removeprefix("zoo:").partition("@")[0] for one in results for row in one.rows}
+    shown = {f"{system}.{program}" for system, programs in five_systems.PROGRAMS.items() for program in programs}
+    assert shown == measured
+
+
 def test_of_a_program_in_two_results_of_one_device_the_last_counts(summary: ModuleType) -> None:
     five_systems = importlib.import_module("five_systems")
 
