@@ -17,7 +17,6 @@ from torchwise._torch import cpu_isa_cache, dynamo
 from torchwise.artifact import package
 from torchwise.artifact.package import Info, Manifest
 from torchwise.artifact.remote_files import Folder, hide_password, is_folder, is_url
-from torchwise.compile.programs import build as row_libraries
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
 from torchwise.keywords import checked_keywords
 from torchwise.plan.rules import keeps_code
@@ -232,5 +231,7 @@ def _first_calls(build: Build) -> float:
 
 
 def _count_compiled_graphs() -> int:
+    from torchwise.compile.programs.build import MADE  # with all of the compilers, which a program that loads lacks
+
     counts = dynamo.get_counters("inductor")
-    return counts.get("fxgraph_cache_miss", 0) + counts.get("fxgraph_cache_bypass", 0) + len(row_libraries.MADE)
+    return counts.get("fxgraph_cache_miss", 0) + counts.get("fxgraph_cache_bypass", 0) + len(MADE)
