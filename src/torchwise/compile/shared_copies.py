@@ -247,7 +247,12 @@ class ModuleChangeGuard:
             self._set.follow()
         if not self._watch.has_changed():
             return
-        if self._set is None or self._freezes_all or self._watch.has_new_structure() or self._watch.has_new_parameters():
+        if (
+            self._set is None
+            or self._freezes_all
+            or self._watch.has_new_structure()
+            or self._watch.has_new_parameters()
+        ):
             raise _stale(self._watch)
         self._set.follow_buffers()
         self._watch.take_snapshot()
