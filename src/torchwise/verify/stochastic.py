@@ -191,6 +191,8 @@ def judge(
             for test in (*_scalars(candidate.shape[1]), *_tensor_scalars(tensor_of[noisy]))
         ),
         (CheckName.INDEPENDENCE, "products of successive calls", _successive),
+        # Noise that lasts for two calls shows in the pairs that begin with the first call, or in those after it.
+        (CheckName.INDEPENDENCE, "products of successive calls from the second on", lambda z: _successive(z[1:])),
     ]
     level = FALSE_ALARM_RATE / len(tests) / share
     failures: dict[CheckName, Check] = {}
