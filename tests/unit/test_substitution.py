@@ -419,7 +419,7 @@ def test_such_operators_are_tried_if_an_error_is_allowed_and_never_else() -> Non
     traits = frozenset({Trait.EXACT_GELU, Trait.INSTANCE_NORM, Trait.MODULE})
     space = PlanSpace("cpu", "inference", traits, Numerics.SUBSTITUTED, "quick")
     gelu, norm = load_choices()["transforms", "tanh_gelu"], load_choices()["transforms", "group_norm"]
-    assert space.excludes(gelu) == "it is for a model that is allowed an error by --tolerance"
+    assert space.excludes(gelu) == "it is for a model that may be changed, by --tolerance or --metric distribution"
     assert space.excludes(norm) is None
     tolerant = PlanSpace("cpu", "inference", traits | {Trait.TOLERANT}, Numerics.SUBSTITUTED, "quick")
     assert tolerant.excludes(gelu) is None

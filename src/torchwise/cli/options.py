@@ -117,7 +117,8 @@ Metric = Annotated[
     str | None,
     typer.Option(
         metavar="FUNCTION",
-        help="Judge them by module:function or file.py:function. It takes the model and returns its quality.",
+        help="Judge them by module:function or file.py:function, which takes the model and returns its quality. Or by "
+        "distribution, without --tolerance: the outputs of a model that draws random numbers keep theirs.",
         show_default="by the error",
     ),
 ]

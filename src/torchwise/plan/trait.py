@@ -56,7 +56,7 @@ class Trait(OpenEnum):
     LOG_OF_SOFTMAX = "log_of_softmax", "takes the logarithm of a softmax"
     FFT_CONVOLUTION = "fft_convolution", "convolves by Fourier transforms whose length has a large prime factor"
     PAIR_DISTANCES = "pair_distances", "writes out the distances of all pairs of points"
-    TOLERANT = "tolerant", "is allowed an error by --tolerance"
+    TOLERANT = "tolerant", "may be changed, by --tolerance or --metric distribution"
     LINEAR_LAYERS = "linear_layers", "has linear layers"
     FLOAT8 = "float8", "runs on a GPU that multiplies numbers of 8 bits with an exponent (float8)"
     STATIC_FORM = "static_form", "declares a form with static shapes"

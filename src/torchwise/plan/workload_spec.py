@@ -42,6 +42,9 @@ It is large enough that seconds of compiling pay back for a useful gain. It is s
 pay back only for a large one. The break-even point is always shown, so a wrong guess is visible.
 """
 
+DISTRIBUTION = "distribution"
+"""The metric by which a model with other operators is right if its outputs have the distribution of the model's."""
+
 CALLS_PER_REQUEST = 2
 """Calls that a request in a batching server waits for at the most: the one in progress, and its own."""
 
@@ -101,6 +104,7 @@ class WorkloadSpec:
         tolerance: what numbers of fewer bits and other operators may change: the relative error (root mean square) of
             each output, or the share of its value that the metric may lose. None allows neither.
         metric: the user's measure of quality, as `module:function` or `path/file.py:function`, or None for the error.
+            `DISTRIBUTION` compares distributions of outputs, by tests to which no tolerance applies.
         varying: with sizes "varying", the dimensions that vary, which the inspection finds.
         require: properties of the answers' bits that the chosen plan must have.
     """
@@ -144,10 +148,24 @@ class WorkloadSpec:
         if self.memory_limit is not None and not is_positive(self.memory_limit):
             raise WorkloadError(f"memory limit is {self.memory_limit!r} bytes, but must be above 0")
         check_tolerance(self.tolerance)
-        if self.metric is not None and self.tolerance is None:
+        if self.metric == DISTRIBUTION:
+            self._check_distribution()
+        elif self.metric is not None and self.tolerance is None:
             raise WorkloadError("a metric is given, but no tolerance: say what share of it may be lost, such as 0.01")
         if self.latency_limit is not None:
             self._check_latency_limit(self.latency_limit)
+
+    def _check_distribution(self) -> None:
+        if self.tolerance is not None:
+            raise WorkloadError(
+                f"a tolerance is given with metric '{DISTRIBUTION}', but statistical tests at a fixed false-alarm rate "
+                "compare distributions, and they need none: leave --tolerance (tolerance) out"
+            )
+        if self.mode == "training":
+            raise WorkloadError(
+                f"metric is '{DISTRIBUTION}' with mode 'training', but only outputs have their distributions compared, "
+                "and gradients count, too: give --tolerance (tolerance) alone, or use mode inference"
+            )
 
     def _check_latency_limit(self, limit: float) -> None:
         if not is_positive(limit) or not math.isfinite(limit):
@@ -165,10 +183,15 @@ class WorkloadSpec:
 
     def list_rules(self) -> list[str]:
         """List what else makes a study of the same model and inputs another one: a corrected metric judges anew."""
-        metric = self.metric and f"{self.metric} {digest_source(self.metric)}"
+        metric = self.metric and f"{self.metric} {digest_source(self.metric)}".strip()
         required = " ".join(self.require) or None
         rules = {"sizes": self.sizes, "tolerance": self.tolerance, "metric": metric, "require": required}
         return [f"{name} {rule}" for name, rule in rules.items() if rule not in (None, "as-given")]
+
+    @property
+    def permits_change(self) -> bool:
+        """Whether other operators, and numbers of fewer bits, may change outputs, by the user's own rule."""
+        return self.tolerance is not None or self.metric == DISTRIBUTION
 
     @property
     def call_limit_s(self) -> float:
@@ -307,7 +330,7 @@ class TuneOptions:
         sizes: the sizes of inputs to come: "as-given", "varying" or "fixed".
         tolerance: relative error that numbers of fewer bits and other operators may cause, with allow "quantized" or
             "substituted". None stands for `DEFAULT_TOLERANCE` with "quantized", and permits no other operators.
-        metric: a function of quality to judge them by, in place of the error.
+        metric: a function of quality to judge them by, in place of the error, or `DISTRIBUTION`, without a tolerance.
         require: properties of the answers' bits that the plan must have: "deterministic", "batch-invariant", "bitwise".
         fresh: whether the stored study is deleted first.
         cold: whether the chosen plan is timed with cold processor caches, too.

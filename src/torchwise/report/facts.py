@@ -70,8 +70,19 @@ def describe_request(spec: WorkloadSpec, subject: str, *more: str) -> doc.Text:
         aim += f" within {show.seconds(spec.latency_limit)}" + (f" at batch {spec.batch.size}" if spec.batch else "")
     sizes = () if spec.sizes == "as-given" else (f"{spec.sizes} sizes",)
     required = (f"only {' and '.join(spec.require)}",) if spec.require else ()
-    words = (subject, f"{spec.mode} on {spec.device}", aim, *sizes, *required, scale, *more)
+    words = (subject, f"{spec.mode} on {spec.device}", aim, *sizes, *required, scale, *more, *_name_rule(spec))
     return doc.Text(show.one_line(", ".join(words)), tone=doc.Tone.MUTED)
+
+
+def _name_rule(spec: WorkloadSpec) -> tuple[str, ...]:
+    """Name the rule by which other operators and numbers of fewer bits are judged, if the request permits any."""
+    if not spec.permits_change:
+        return ()
+    if spec.tolerance is None:
+        return ("changes judged by the distribution of outputs",)
+    allowed = f"{100 * spec.tolerance:g} %"
+    by = f"{spec.metric}, of which they may lose {allowed}" if spec.metric else f"the error of outputs, up to {allowed}"
+    return (f"changes judged by {by}",)
 
 
 def describe_scope(spec: WorkloadSpec, here: Environment) -> doc.Text:

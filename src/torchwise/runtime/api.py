@@ -158,7 +158,8 @@ def tune(
             the relative error (root mean square) of each output, or the share of the metric that may be lost. With
             "quantized" the default is 0.02, and "substituted" changes nothing without one.
         metric: a function of quality, as "module:function" or "path/file.py:function". It takes the model, or a
-            callable in its place, and returns a number: the higher, the better.
+            callable in its place, and returns a number: the higher, the better. With "distribution", outputs of
+            a model that draws random numbers must keep their distribution, by tests that need no tolerance.
         require: properties of the answers' bits that the plan must have: "deterministic" (equal calls give equal bits,
             also in another process), "batch-invariant" (a sample's answer does not depend on the other samples, nor on
             their number) or "bitwise" (the original model's bits). The decision says what they cost.

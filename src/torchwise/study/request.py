@@ -11,11 +11,18 @@ from torchwise.command_start import budget_start
 from torchwise.environment import Environment
 from torchwise.errors import InputError, UnsupportedError, is_positive
 from torchwise.parsing import to_bytes, to_seconds
-from torchwise.plan import Numerics, Plan, check_is_plan
+from torchwise.plan import Numerics, Plan, Trait, check_is_plan
 from torchwise.plan.effort import EFFORTS, check_effort
 from torchwise.plan.requirements import read_properties
 from torchwise.plan.space import numerics_of
-from torchwise.plan.workload_spec import TuneOptions, WorkloadSpec, check_iterations, check_timeout, choose_tolerance
+from torchwise.plan.workload_spec import (
+    DISTRIBUTION,
+    TuneOptions,
+    WorkloadSpec,
+    check_iterations,
+    check_timeout,
+    choose_tolerance,
+)
 from torchwise.records import Inspection, Outcome, StudyState
 from torchwise.records import format as show
 from torchwise.store import Storage, StudyKey
@@ -82,7 +89,7 @@ class Request:
                 "allow is 'quantized', but mode is 'training', and numbers of fewer bits are for inference alone: a "
                 "rounded weight has no gradient. Use --allow lower-precision"
             )
-        if self.workload.tolerance is None and (chosen := choose_tolerance(self.allow, self.workload.mode)):
+        if not self.workload.permits_change and (chosen := choose_tolerance(self.allow, self.workload.mode)):
             object.__setattr__(self, "workload", replace(self.workload, tolerance=chosen))
         check_timeout(self.compile_timeout_s)
         check_iterations(self.iterations)
@@ -210,6 +217,19 @@ def check_requirements(inspection: Inspection) -> None:
                 f"require is {check.name}, but whether the model itself has it cannot be told: {check.detail}. Leave "
                 f"--require {check.name} out, or give other inputs"
             )
+
+
+def check_metric(spec: WorkloadSpec, inspection: Inspection) -> None:
+    """Refuse to compare distributions of outputs for a model whose outputs do not vary.
+
+    Raises:
+        InputError: saying what to give in its place.
+    """
+    if spec.metric == DISTRIBUTION and Trait.STOCHASTIC not in inspection.traits:
+        raise InputError(
+            f"metric is '{DISTRIBUTION}', but the model draws no random numbers, so that its outputs do not vary: give "
+            "--tolerance (tolerance), such as 0.01, for their error, or with it --metric (metric) file.py:function"
+        )
 
 
 def check_times_calls(objective: str) -> None:

@@ -31,7 +31,7 @@ from torchwise.study.gain_model import GainModel, read_past
 from torchwise.study.hints import list_hints
 from torchwise.study.history import History, has_ended_early, keep_known
 from torchwise.study.pairwise import cheapest, front, next_cold, next_duel, next_repeat, prune_below
-from torchwise.study.request import Request, check_requirements, recall_inspection
+from torchwise.study.request import Request, check_metric, check_requirements, recall_inspection
 from torchwise.study.samplers import ListedSampler, Proposal, Sampler, StagedSampler
 from torchwise.trial import Budget, Launcher, Limits, hold_duel, inspect_workload, measure_again, try_plan
 from torchwise.trial.full_graph import require_full_graph
@@ -100,6 +100,7 @@ def _run_study(
         job = replace(request.make_job("inspect"), reads=str(reads or ""), tries_sizes=tries_sizes)
         inspection = inspect_workload(launcher, job, Limits.from_free_memory(request.inspection_s), budget.spent.stage)
     check_requirements(inspection)
+    check_metric(request.workload, inspection)
     listener.finish_inspection(inspection)
     inspection_s = budget.now_s - begun_s
     if request.fullgraph:

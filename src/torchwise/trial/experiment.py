@@ -30,14 +30,14 @@ from torchwise.trial.harness import Calls, Harness
 from torchwise.trial.job import Attempt, Job, Restart
 from torchwise.trial.required_properties import check_required, digest_if_required, observe_original, run_call, run_step
 from torchwise.trial.settling import check_that_sizes_settle, check_that_state_settles, compile_for_other_values
-from torchwise.trial.smaller_rewrites import find_smaller_rewrite
+from torchwise.trial.smaller_rewrites import find_smaller_rewrite, make_judge
 from torchwise.verify import StepSubject, Subject, verify, verify_step
 from torchwise.verify.observe import Observation, draws
 from torchwise.verify.properties import Run
 from torchwise.verify.spot_check import FirstAnswer, check_retained_outputs, very_first
 from torchwise.verify.step import check_retained_loss
 from torchwise.verify.step_runner import StepRunner
-from torchwise.verify.substitution import SubstitutionJudge, keeps_noise
+from torchwise.verify.substitution import keeps_noise
 from torchwise.workload import pytree
 from torchwise.workload.train_step import TrainStep
 
@@ -87,7 +87,7 @@ class Experiment:
     def _verify_call(self) -> Verdict:
         workload, traits = self.harness.workload, self._job.traits
         original = workload.call
-        if self._job.workload.tolerance is not None:
+        if self._job.workload.permits_change:
             workload = replace(workload, call=self._candidate.substitute(original))
         is_stochastic = Trait.STOCHASTIC in traits and keeps_noise(original, workload.call, workload.examples[0])
         plain = Subject(
@@ -113,7 +113,7 @@ class Experiment:
         subject = replace(subject, is_quantized=whole is not None and has_quantized_layers(workload.call))
         effort, judge = self._job.effort, None
         if workload.call is not original:
-            judge = SubstitutionJudge(self.harness.workload, self._job.workload, effort.extra_draws)
+            judge = make_judge(self._job, self.harness.workload)
         judged = judge.judge(workload.call) if judge else Verdict(())
         if judged.checks and judged.outcome is not Outcome.PASS:
             return judged

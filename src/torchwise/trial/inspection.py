@@ -166,7 +166,7 @@ def _requested_traits(spec: WorkloadSpec, varying: Sequence[VaryingDim]) -> list
     found = {
         Trait.SIZES_VARY: bool(varying),
         Trait.SIZES_FIXED: spec.sizes == "fixed",
-        Trait.TOLERANT: spec.tolerance is not None,
+        Trait.TOLERANT: spec.permits_change,
     }
     return [trait for trait, present in found.items() if present]
 

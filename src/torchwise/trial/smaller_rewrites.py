@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torchwise.compile.transforms import transform_model
+from torchwise.plan import Trait
 from torchwise.plan.choice import load_code, skip_parts
 from torchwise.plan.space import choices_of
 from torchwise.records import Outcome
@@ -16,6 +17,14 @@ AIM = 0.8
 """Share of the tolerance that the chosen parts may use up: the plan as a whole, and other inputs, need the rest."""
 
 
+def make_judge(job: Job, workload: Workload) -> SubstitutionJudge:
+    """Return the judge of other operators and numbers in place of a workload's own, by the rule of a job's request."""
+    effort, is_stateful = job.effort, Trait.STATEFUL in job.traits
+    return SubstitutionJudge(
+        workload, job.workload, effort.extra_draws, noise_budget_s=effort.noise_s, is_stateful=is_stateful
+    )
+
+
 def find_smaller_rewrite(job: Job, workload: Workload) -> tuple[str, str] | None:
     """Return the rewrite of a job's plan that can leave out parts, and the one without some of them that is allowed.
 
@@ -25,7 +34,7 @@ def find_smaller_rewrite(job: Job, workload: Workload) -> tuple[str, str] | None
     if len(rewrites) != 1 or rewrites[0].parts is None:
         return None
     original, value = workload.call, rewrites[0].value
-    judge = SubstitutionJudge(workload, job.workload, job.effort.extra_draws)
+    judge = make_judge(job, workload)
     with kept_state(original):
         skipped = choose_skipped(
             original,

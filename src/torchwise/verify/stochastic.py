@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from torchwise.records import Check, CheckCause, CheckName, Figure, Outcome
 from torchwise.verify.leaves import leaves_of
-from torchwise.workload.module_state import kept_state
+from torchwise.workload.module_state import from_one_state, kept_state
+from torchwise.workload.workload import Example
 
 FALSE_ALARM_RATE = 1e-3
 """Chance that a candidate whose noise is exactly eager's is rejected, over all tests of a verdict together."""
@@ -90,8 +91,36 @@ def _relative_difference(one: Samples, other: Samples) -> float:
     return off / (float(np.sqrt(np.mean(one[both] ** 2))) or 1.0)
 
 
+def make_call(
+    call: Callable[..., Any], original: Callable[..., Any], example: Example, *, is_stateful: bool
+) -> Callable[[], Any]:
+    """Return a call on an example, without gradients. Each has inputs of its own, or the same state to begin from.
+
+    Args:
+        call: the model, or a callable in its place.
+        original: the model, whose state is put back.
+        example: the inputs.
+        is_stateful: whether a call changes the state that the next one starts from.
+    """
+
+    def run() -> Any:
+        copy = example.clone()
+        with torch.no_grad():
+            return call(*copy.args, **copy.kwargs)
+
+    if not is_stateful:
+        return run
+    copy = example.clone()
+    return torch.no_grad()(from_one_state(call, original, copy.args, copy.kwargs))
+
+
 def check_noise(
-    candidate: Callable[[], Any], eager: Callable[[], Any], *, budget_s: float, exact_precision: bool
+    candidate: Callable[[], Any],
+    eager: Callable[[], Any],
+    *,
+    budget_s: float,
+    exact_precision: bool,
+    share: int = 1,
 ) -> list[Check]:
     """Compare the distribution and the independence of a candidate's noise with eager's.
 
@@ -102,13 +131,14 @@ def check_noise(
         eager: the same inputs, eager at the candidate's precision.
         budget_s: seconds for all calls together. At least `MIN_CALLS` are made of each.
         exact_precision: whether the candidate computes in the model's own precision, so that nothing is negligible.
+        share: the number of such comparisons in one verdict.
     """
     start = time.perf_counter()
     calibration, tensor_of = collect(eager, MIN_CALLS, seed=1)
     each = (time.perf_counter() - start) / MIN_CALLS
     calls = int(np.clip(budget_s / max(each, 1e-6) / 2, MIN_CALLS, MAX_CALLS))
     candidate_outputs, eager_outputs = (collect(call, calls, seed)[0] for call, seed in ((candidate, 2), (eager, 3)))
-    return judge(candidate_outputs, eager_outputs, calibration, tensor_of, exact=exact_precision)
+    return judge(candidate_outputs, eager_outputs, calibration, tensor_of, exact=exact_precision, share=share)
 
 
 def collect(call: Callable[[], Any], calls: int, seed: int) -> tuple[Samples, NDArray[np.intp]]:

@@ -1,4 +1,6 @@
-"""Judge a model with other operators or numbers than its own, by the error or loss of quality that the user allows.
+"""Judge a model with other operators or numbers than its own, by the rule that the user states.
+
+That is the error or loss of quality that is allowed, or that outputs of a stochastic model keep their distribution.
 
 The rest of a plan is verified as always: against the model with these operators, and not against the original.
 """
@@ -8,22 +10,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from torchwise.errors import format_error
-from torchwise.plan.workload_spec import WorkloadSpec
+from torchwise.plan.workload_spec import DISTRIBUTION, WorkloadSpec
 from torchwise.records import Check, CheckName, Figure, Outcome, Verdict
-from torchwise.records.format import percent
+from torchwise.records import format as show
 from torchwise.verify.compare import check_structure
 from torchwise.verify.deviation import WORST_FACTOR, Errors, errors_of, is_rounded, legible
 from torchwise.verify.leaves import is_value
 from torchwise.verify.observe import Observation, draws, observe
-from torchwise.verify.stochastic import is_stochastic
+from torchwise.verify.stochastic import FALSE_ALARM_RATE, check_noise, is_stochastic, make_call
 from torchwise.workload.module_state import kept_state
 from torchwise.workload.target import find_factory
 from torchwise.workload.workload import Example, Workload
+
+BY_DISTRIBUTION = "judged by the distribution of outputs"
 
 Metric = Callable[[Callable[..., Any]], float]
 """Takes the model, or a callable in its place, and returns its quality: the higher, the better."""
@@ -70,6 +75,53 @@ def check_substitution(
         yield replace(judged, error=max(errors, default=None)) if is_told else judged
 
 
+def check_distribution(
+    original: Callable[..., Any],
+    substituted: Callable[..., Any],
+    examples: Sequence[Example],
+    *,
+    budget_s: float,
+    is_stateful: bool = False,
+) -> Check:
+    """Compare the distributions of a model's outputs with those of the same model with other operators.
+
+    Both draw their own random numbers. The false-alarm rate of `torchwise.verify.stochastic` holds for all inputs
+    together.
+
+    Args:
+        original: the model, which draws random numbers.
+        substituted: the model with other operators.
+        examples: inputs to compare on. Outputs must have the form of the model's on each.
+        budget_s: seconds for the calls on all inputs together.
+        is_stateful: whether a call changes the state that the next one starts from.
+    """
+    passed: list[Check] = []
+    for seed, example in enumerate(examples):
+        mine, theirs = (observe(call, original, example, seed=seed) for call in (substituted, original))
+        check = check_structure(mine, theirs)
+        if check.outcome is not Outcome.PASS:
+            return check
+        found = check_noise(
+            *(make_call(call, original, example, is_stateful=is_stateful) for call in (substituted, original)),
+            budget_s=budget_s / len(examples),
+            exact_precision=True,
+            share=len(examples),
+        )
+        wrong = next((check for check in found if check.outcome is not Outcome.PASS), None)
+        if wrong is not None:
+            detail = f"{BY_DISTRIBUTION}: {wrong.name}: {wrong.detail}"
+            return replace(wrong, name=CheckName.SUBSTITUTION, detail=detail)
+        passed.append(found[0])
+    tests, calls = (sorted(one.figures[figure] for one in passed) for figure in (Figure.TESTS, Figure.SAMPLES))
+    return Check(
+        CheckName.SUBSTITUTION,
+        Outcome.PASS,
+        f"{BY_DISTRIBUTION}: no difference over {sum(tests):g} tests of at least {calls[0]:g} calls each on "
+        f"{show.pluralize(len(examples), 'input')}, false-alarm rate {FALSE_ALARM_RATE:g}",
+        figures={Figure.TESTS: sum(tests), Figure.SAMPLES: calls[0], Figure.LEVEL: FALSE_ALARM_RATE},
+    )
+
+
 def measure_error(original: Callable[..., Any], changed: Callable[..., Any], example: Example) -> float:
     """Return the error that a change causes. It is infinite if the output has another form, or other infinities.
 
@@ -83,22 +135,47 @@ def measure_error(original: Callable[..., Any], changed: Callable[..., Any], exa
 
 
 class SubstitutionJudge:
-    """Judges other operators or numbers by the error, or the loss of quality, that a request allows.
+    """Judges other operators or numbers by the rule of a request: the error or loss of quality, or the distribution.
 
     The inputs are the examples, and further ones if the workload can draw its own. The metric of the model itself is
     taken once.
+
+    Args:
+        workload: the model and its examples.
+        spec: the request.
+        extra_draws: draws of the inputs beyond the examples.
+        noise_budget_s: seconds for the calls of one judgement by distributions.
+        is_stateful: whether a call changes the state that the next one starts from.
     """
 
-    def __init__(self, workload: Workload, spec: WorkloadSpec, extra_draws: int) -> None:
-        assert spec.tolerance is not None, "without one nothing is replaced"
+    def __init__(
+        self,
+        workload: Workload,
+        spec: WorkloadSpec,
+        extra_draws: int,
+        *,
+        noise_budget_s: float = 5.0,
+        is_stateful: bool = False,
+    ) -> None:
+        assert spec.permits_change, "otherwise nothing is replaced"
         self._original, self._tolerance, self._is_training = workload.call, spec.tolerance, spec.mode == "training"
         can_draw = workload.reseed is not None and extra_draws > 0
         self._examples = draws(workload, extra_draws) if can_draw else workload.examples
-        self._metric = _remember(find_factory(spec.metric), workload.call) if spec.metric else None
+        has_function = spec.metric is not None and spec.metric != DISTRIBUTION
+        self._metric = _remember(find_factory(str(spec.metric)), workload.call) if has_function else None
+        self._check_distribution = partial(
+            check_distribution,
+            workload.call,
+            examples=self._examples,
+            budget_s=noise_budget_s,
+            is_stateful=is_stateful,
+        )
 
     def judge(self, substituted: Callable[..., Any], share: float = 1.0) -> Verdict:
-        """Return the verdict on a model in the original's place, which may use up a share of the tolerance."""
+        """Return the verdict on a model in the original's place, which may use up a share of the tolerance, if any."""
         with kept_state((self._original, substituted)):
+            if self._tolerance is None:
+                return Verdict((self._check_distribution(substituted),))
             checks = check_substitution(
                 self._original,
                 substituted,
@@ -211,11 +288,11 @@ def _check_metric(
     before, after = found
     lost = before - after
     passes = lost <= tolerance * abs(before)
-    share = percent(lost / abs(before)) if before else f"{lost:.3g}"
+    share = show.percent(lost / abs(before)) if before else f"{lost:.3g}"
     return Check(
         CheckName.SUBSTITUTION,
         Outcome.PASS if passes else Outcome.FAIL,
         f"with other operators or numbers the metric is {after:.6g} in place of {before:.6g}: it loses {share}, and "
-        f"{percent(tolerance)} is allowed",
+        f"{show.percent(tolerance)} is allowed",
         figures={Figure.METRIC_LOST: max(lost / abs(before), 0.0)} if before else {},
     )

@@ -19,9 +19,9 @@ from torchwise.verify.noise_floor import Sensitivity
 from torchwise.verify.observe import Observation, draws, observe
 from torchwise.verify.reference import Reference, compare_with_cpu, is_doubtful, to_cpu
 from torchwise.verify.spot_check import check_first, check_retained_outputs
-from torchwise.verify.stochastic import check_noise
+from torchwise.verify.stochastic import check_noise, make_call
 from torchwise.workload.bounds import count_calls_within_bounds, takes_within_bounds
-from torchwise.workload.module_state import State, from_one_state, kept_state
+from torchwise.workload.module_state import State, kept_state
 from torchwise.workload.workload import Example, Workload
 
 EPSILON = {"tf32": 2.0**-10, "bf16": 2.0**-7, "autocast_bf16": 2.0**-7, "autocast_fp16": 2.0**-10}
@@ -171,24 +171,14 @@ def _noisy(subject: Subject, inputs: list[Example], budget_s: float) -> Iterator
         yield check_structure(observation, native)
         with kept_state(subject.workload.call):
             found = check_noise(
-                _once(subject, subject.candidate, example),
-                _once(subject, subject.floor, example),
+                *(
+                    make_call(call, subject.workload.call, example, is_stateful=subject.stateful)
+                    for call in (subject.candidate, subject.floor)
+                ),
                 budget_s=budget_s / len(subject.workload.examples),
                 exact_precision=subject.precision == "native",
             )
         yield from found
-
-
-def _once(subject: Subject, call: Callable[..., Any], example: Example) -> Callable[[], Any]:
-    def run() -> Any:
-        copy = example.clone()
-        with torch.no_grad():
-            return call(*copy.args, **copy.kwargs)
-
-    if not subject.stateful:
-        return run
-    copy = example.clone()
-    return torch.no_grad()(from_one_state(call, subject.workload.call, copy.args, copy.kwargs))
 
 
 def _check_with_eager_noise(subject: Subject, candidate: Callable[..., Any], inputs: list[Example]) -> Iterator[Check]:

@@ -20,8 +20,8 @@ UNREADABLE = "unreadable"
 
 
 def digest_if_judged(call: Callable[..., Any], spec: WorkloadSpec) -> str:
-    """Return the digest of a model's weights if a request judges an error that depends on them, or ""."""
-    is_judged = spec.tolerance is not None and spec.mode == "inference"  # training changes weights in any case
+    """Return the digest of a model's weights if a request judges changes, whose size depends on them, or ""."""
+    is_judged = spec.permits_change and spec.mode == "inference"  # training changes weights in any case
     return digest_weights(call) if is_judged else ""
 
 

@@ -168,7 +168,7 @@ def _baseline(workload: Workload, probe: Probe) -> Observation:
 def _verdict(workload: Workload, candidate: Callable[..., Any], probe: Probe) -> Verdict:
     """Verify on the examples alone: a repro could not show a fault that only other inputs show."""
     plan = probe.job.plan
-    if probe.job.workload.tolerance is not None and probe.stage == "plan" and candidate is not workload.call:
+    if probe.job.workload.permits_change and probe.stage == "plan" and candidate is not workload.call:
         workload = replace(workload, call=PlanCandidate(plan).substitute(workload.call))  # as its trial was verified
     eager = workload.call
     if probe.stage == "plan" and plan.precision != "native":

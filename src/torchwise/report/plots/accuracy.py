@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torchwise.errors import PlanError
 from torchwise.plan import Numerics, Plan
 from torchwise.plan.space import numerics_of
+from torchwise.plan.workload_spec import DISTRIBUTION
 from torchwise.records import Figure, Interval, Outcome, Study, Trial
 from torchwise.records import format as show
 from torchwise.records.candidates import rows
@@ -40,8 +41,13 @@ class _Point:
 
 
 def accuracy_plot(study: Study) -> Plot | None:
-    """Return the loss of each timed plan over its speed-up, or None if no plan may lose more than roundings do."""
+    """Return the loss of each timed plan over its speed-up, or None if no plan may lose more than roundings do.
+
+    There is no size of a loss where plans keep the distribution of outputs or fail.
+    """
     spec = workload_of(study)
+    if spec.metric == DISTRIBUTION:
+        return None
     points = [
         _Point(series, series.row.speedup, lost)
         for series in series_of(study)
