@@ -13,36 +13,24 @@ Run it alone on its device. Finished trials are kept in OUT.db, so that the same
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torchwise
 from torchwise import environment
-from torchwise.errors import PlanError, TorchwiseError
-from torchwise.plan import EAGER, Plan
-from torchwise.plan.rules import iter_changes, merge_changes
-from torchwise.records import Trial
+from torchwise.errors import TorchwiseError
 from torchwise.records import format as show
 from torchwise.records.scale import BatchFit
-from torchwise.records.verdict import CheckName
+from torchwise.records.steps import PlanStep
+from torchwise.report import document as doc
+from torchwise.report.markdown import render_markdown
+from torchwise.report.steps import make_steps_table, tell_rules
 from torchwise.workload.target import load
 
-ORDER = ("transforms", "precision", "memory_format", "threads", "capture", "backend")
-"""Fields in the order in which a plan is built up: norms and numbers first, and code that is compiled last."""
-OF_NOISE = (CheckName.DISTRIBUTION, CheckName.INDEPENDENCE, CheckName.REPRODUCED_NOISE)
 GROWTH = 4
 """The largest batch, as a multiple of the given one."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One change of a plan: all choices up to it."""
-
-    change: str
-    plan: Plan
 
 
 def main() -> int:
@@ -66,11 +54,9 @@ def main() -> int:
     study.save_json(options.out.with_suffix(".json"))
     plan, lines = study.decision.plan, describe_search(study, options)
     save(options.out, lines)  # kept if the rest fails
-    steps = list_steps(plan)
-    if steps:
-        plans = [step.plan for step in steps]
-        trials = torchwise.tune(options.target, plans=plans, budget=options.budget, **given).trials
-        lines += ["", "## Step by step", "", *tabulate(steps, trials), "", "## Noise", "", *prove_noise(plan, trials)]
+    if steps := study.steps():
+        tried = torchwise.tune(options.target, plans=[step.plan for step in steps], budget=options.budget, **given)
+        lines += ["", *describe_steps(tried.steps(plan))]
         save(options.out, lines)
     workload = load(options.target, device=options.device)
     size = len(workload.examples[0].tensors()[0])
@@ -97,65 +83,14 @@ def describe_search(study: torchwise.Study, options: argparse.Namespace) -> list
     ]
 
 
-def list_steps(plan: Plan) -> list[Step]:
-    """List the plans on the way from eager to a plan: each has one change more, or several that only go together."""
-    changes = sorted(iter_changes(plan), key=lambda change: _place(change[0]))
-    steps: list[Step] = []
-    made: list[tuple[str, Any]] = []
-    while changes:
-        change = next((one for one in changes if _try(made, one)), None)
-        added = changes if change is None else [change]
-        made += added
-        changes = [one for one in changes if one not in added]
-        name = ", ".join(_name(*one) for one in added)
-        steps.append(Step(name, Plan(**merge_changes(made))))
-    return steps
-
-
-def _place(field: str) -> int:
-    return ORDER.index(field) if field in ORDER else len(ORDER)
-
-
-def _try(made: Sequence[tuple[str, Any]], change: tuple[str, Any]) -> bool:
-    try:
-        Plan(**merge_changes((*made, change)))
-    except PlanError:
-        return False
-    return True
-
-
-def _name(field: str, value: Any) -> str:
-    if field == "options":
-        name, set_to = value
-        return str(name) if set_to is True else f"{name}={set_to}"
-    return f"{field} {value}" if field in ("capture", "threads") else str(value)
-
-
-def tabulate(steps: Sequence[Step], trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield a table of the steps: each step's speed-up over eager, over the step before, and its verdict."""
-    yield "| step | speed-up over eager | over the step before | error | answers |"
-    yield "|---|---|---|---|---|"
-    yield f"| {EAGER} | 1× | | | reference |"
-    by_plan = {trial.plan: trial for trial in trials}
-    before: float | None = 1.0
-    for step in steps:
-        trial = by_plan.get(step.plan)
-        speed = trial.speedup.mid if trial is not None and trial.speedup is not None else None
-        gain = show.ratio(speed / before) if speed and before else show.NONE
-        verdict = trial.verdict if trial is not None else None
-        why = str(verdict.outcome) if verdict else str(trial.failure) if trial and trial.failure else "not tried"
-        error = show.relative_error(verdict.error) if verdict else show.NONE
-        yield f"| + {step.change} | {show.speedup(trial.speedup if trial else None)} | {gain} | {error} | {why} |"
-        before = speed
-
-
-def prove_noise(plan: Plan, trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield the checks of a plan's random answers, or that it has none."""
-    verdict = next((trial.verdict for trial in trials if trial.plan == plan), None)
-    checks = [check for check in verdict.checks if check.name in OF_NOISE] if verdict else []
-    yield from (f"- {check.name}: {check.outcome}. {check.detail}" for check in checks)
-    if not checks:
-        yield "No check of its noise was made."
+def describe_steps(steps: Sequence[PlanStep]) -> list[str]:
+    """Return a table of the steps, and the checks of the last one's operators and random answers."""
+    judged = tell_rules(steps[-1]) or ["No check of its noise was made."]
+    sections = (
+        doc.Section("Step by step", (make_steps_table(steps),)),
+        doc.Section("Noise", (doc.Items(tuple(judged)),)),
+    )
+    return render_markdown(doc.Document("", sections)).splitlines()
 
 
 def describe_batches(fit: BatchFit, size: int, speedup: float) -> tuple[float, list[str]]:

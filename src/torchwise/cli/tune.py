@@ -110,13 +110,13 @@ def tune(
         iterations=iterations,
         fullgraph=fullgraph,
     )
-    study, place = _search(task.request(fresh=fresh), launcher, device, address, store)
+    study, place = search_study(task.request(fresh=fresh), launcher, device, address, store)
     show_study(study, json, html, store=place)
     if study.decision and study.decision.is_inconclusive:
         raise typer.Exit(EXIT_INCONCLUSIVE)
 
 
-def _search(
+def search_study(
     request: Request, launcher: str, device: str, address: str | None, store: str | None
 ) -> tuple[Study, str | None]:
     """Run the study, and return it with the location of its store, or None for the default one."""

@@ -4,6 +4,7 @@ from torchwise.report.bench import render_bench_html, render_benchmark, render_c
 from torchwise.report.bench_files import export, read_benchmark
 from torchwise.report.plots.bench import write_plots
 from torchwise.report.progress import BenchProgress, Progress
+from torchwise.report.steps import render_steps
 from torchwise.report.study import render_decision, render_html, render_study
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "render_comparison",
     "render_decision",
     "render_html",
+    "render_steps",
     "render_study",
     "write_plots",
 ]

@@ -36,6 +36,7 @@ from torchwise.report.facts import (
     when,
 )
 from torchwise.report.html import Theme, render_page, render_part
+from torchwise.report.steps import steps_section
 from torchwise.report.terminal import render_terminal
 
 MAX_EXCLUDED = 6
@@ -121,6 +122,7 @@ def study_document(
             describe_request(spec, spec.target, f"numerics up to {study.allow}", f"effort {study.effort}"),
             *(doc.Text(line) for line in throughputs(study)),
             doc.Table("Candidates", COLUMNS, tuple(map(_candidate_row, candidates)), notes_title="Why"),
+            *(() if plots is None else steps_section(study)),
             *doc.plot_section(plots or ()),
             *doc.list_section("Not tried", study.excluded, MAX_EXCLUDED),
             *doc.list_section("Notes", notes(study)),

@@ -28,6 +28,7 @@ from torchwise.random_state import kept_random
 from torchwise.records import Decision, Trial
 from torchwise.records import Study as StudyRecord
 from torchwise.records.listener import Listener
+from torchwise.records.steps import PlanStep, list_steps
 
 if TYPE_CHECKING:
     from torchwise.runtime import OptimizedFunction, OptimizedModule, OptimizedStep
@@ -60,6 +61,13 @@ class Study:
     def trials(self) -> tuple[Trial, ...]:
         """Every candidate that was tried."""
         return self.record.trials
+
+    def steps(self, plan: Plan | None = None) -> tuple[PlanStep, ...]:
+        """Return a plan step by step, built up from eager, with this study's trials: by default the decided plan.
+
+        `tune` with `plans=[step.plan for step in study.steps()]` tries those that have no trial yet.
+        """
+        return list_steps(self.record, plan)
 
     def to_dict(self) -> dict[str, Any]:
         """Return schema `torchwise.study/1`."""

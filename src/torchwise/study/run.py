@@ -355,7 +355,10 @@ class _Loop:
         history = self._history(ended=True)
         known = any(trial.state.is_finished for trial in history.trials)
         decision = decide(history, self.here) if known or state is StudyState.DECIDED else None
-        excluded = self._sampler.list_excluded(self._read_history())  # what may be repeated was tried all the same
+        if self.request.plans is None:
+            excluded = self._sampler.list_excluded(self._read_history())  # what may be repeated was tried all the same
+        else:  # named plans say nothing about the choices that a search left out
+            excluded = list(self.storage.get_study(self.study_id).excluded)
         if state is StudyState.DECIDED and self.budget.is_spent:
             excluded.append(f"whatever else: {self.request.name_budget(self.budget)}")
         if self.request.cold and decision is not None:
@@ -364,7 +367,7 @@ class _Loop:
             self.study_id,
             state=state,
             decision=decision,
-            excluded=excluded,
+            excluded=list(dict.fromkeys(excluded)),
             seconds=self.budget.spent.seconds,
             asked=(self.request.workload, self.request.effort),
         )
