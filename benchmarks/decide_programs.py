@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from on_gpus import UNFINISHED
+
 SERVED = "benchmarks/served_targets.py"
 PROGRAMS = (
     *(f"{SERVED}:{name}" for name in ("convnet", "mlp", "lstm", "recommender", "mobilenet_v2", "sentence_encoder")),
@@ -98,7 +100,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
     options = parser.parse_args()
     end, results, failed = time.monotonic() + options.seconds, dict[str, Result](), list[str]()
-    for program in options.programs or (GPU_PROGRAMS if options.device == "cuda" else PROGRAMS):
+    programs = options.programs or (GPU_PROGRAMS if options.device == "cuda" else PROGRAMS)
+    for program in programs:
         file, left_s = name_file(program, options), end - time.monotonic()
         if not is_done(file) and left_s > 0 and measure(program, options, left_s):
             failed.append(program)
@@ -111,6 +114,8 @@ def main() -> None:
     print("\n".join(lines))
     if failed:
         parser.exit(1, f"not measured: {', '.join(failed)}\n")
+    if left := [program for program in programs if not is_done(name_file(program, options))]:
+        parser.exit(UNFINISHED, f"not measured to their end: {', '.join(left)}; the same command goes on\n")
 
 
 def is_done(file: Path) -> bool:

@@ -7,13 +7,14 @@ Last comes a search, and its decision. A larger --budget searches again.
 The copy is timed in the process of this script, and counts bytes read and bytes written. A share of its bandwidth is
 that of the weights' bytes alone: by the whole time of a step, and by the time in which kernels run on the GPU.
 
-With --allow quantized there are also plans with weights of 8 bits, and then their bytes are those of 8 bits for each
-weight of a linear layer, without scales. --tolerance is the error that they may have.
+With --allow quantized there are also plans with weights of fewer bits. Their bytes are counted as if each weight of a
+linear layer had so many, without scales. Small layers keep their 16 bits, which makes the count some 3 % too low.
+--tolerance is the error that they may have, of which float8 needs more than int8 weights.
 
 Results go to files after each plan. The same command continues a run that was cut off, until --seconds are spent:
 
     python benchmarks/decode.py --label h200 --seconds 570
-    python benchmarks/decode.py --label h200 --seconds 570 --allow quantized --tolerance 0.05
+    python benchmarks/decode.py --label h200 --seconds 570 --allow quantized --tolerance 0.25
     python benchmarks/decode.py --label x --device cpu --size tiny --budget 60 --out /tmp   # tries this script
 """
 
@@ -32,6 +33,7 @@ import gpu_programs
 import torch
 from decode_targets import SIZES, Size
 from gpu_programs import CALLS, PLANS, Cell
+from on_gpus import UNFINISHED
 from small_programs import interval
 
 import torchwise
@@ -51,7 +53,10 @@ NAMES = (
     "max-autotune, captured",
     "coordinate descent, captured",
 )
-BITS = {"int8_weights": 8, "int8_dynamic": 8, "fp8_dynamic": 8, "int4_weights": 4}
+BITS = {
+    **dict.fromkeys(("int8_weights", "int8_dynamic", "fp8_weights", "fp8_dynamic", "fp8_per_tensor"), 8),
+    "int4_weights": 4,
+}
 """Bits of a linear layer's weight after a rewrite."""
 TUNED = PLANS["coordinate descent, captured"]
 QUANTIZED = {
@@ -86,7 +91,8 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     options.out.mkdir(parents=True, exist_ok=True)
-    file = options.out / f"{options.date}-{options.label}-decode-{options.size}-{options.allow}.json"
+    numerics = options.allow + ("" if options.tolerance is None else f"-{options.tolerance:g}")
+    file = options.out / f"{options.date}-{options.label}-decode-{options.size}-{numerics}.json"
     row: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"eager_s": None, "plans": {}}
     end, target, size = time.monotonic() + options.seconds, f"{TARGETS}:{options.size}", SIZES[options.size]
     copy = bandwidth(options.device)
@@ -94,9 +100,11 @@ def main() -> None:
     try:
         for name in gpu_programs.measure_missing(target, row, {one: plans[one] for one in chosen}, options, end):
             save(file, row, name, copy, size, options)
+        is_unfinished = any(one not in row["plans"] for one in chosen)
         is_wanted = row["plans"].get(SEARCH, {}).get("budget_s", 0.0) < options.budget
         if is_wanted and time.monotonic() + options.budget > end:
             print(f"too little time is left for a search of {options.budget:g} s: run this again")
+            is_unfinished = True
         elif is_wanted:
             row["plans"][SEARCH], eager_s = search(target, options)
             row["eager_s"] = row["eager_s"] or eager_s
@@ -105,6 +113,8 @@ def main() -> None:
         parser.exit(1, f"not measured: {error}\n")
     if file.exists():
         print("\n".join(summarize(row, size, options)))
+    if is_unfinished:
+        parser.exit(UNFINISHED)
 
 
 def list_slugs() -> str:

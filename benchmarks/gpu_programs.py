@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import gpu_programs_targets
+from on_gpus import UNFINISHED
 from small_programs import interval, over_best
 
 import torchwise
@@ -111,6 +112,8 @@ def main() -> None:
     print("\n".join(summarize(found, list(plans), options)))
     if failed:
         parser.exit(1, "\n".join(["not measured:", *failed, ""]))
+    if any(one not in found.get(name, {"plans": ()})["plans"] for name in names for one in chosen):
+        parser.exit(UNFINISHED, "not measured to its end: the same command goes on\n")
 
 
 def slug(name: str) -> str:

@@ -32,6 +32,8 @@ from core_shares import shares_of
 
 GRACE_S = 10.0
 POLLED_S = 0.1
+UNFINISHED = 75
+"""Exit code of a job that kept what it measured, and has more to do: EX_TEMPFAIL of sysexits.h. It is run again."""
 """Seconds for a job to write its results when the time is up."""
 
 
@@ -167,6 +169,9 @@ def reap(lane: Lane, out: Path) -> None:
         if process.poll() is None:
             continue
         del lane.running[name]
+        if process.returncode == UNFINISHED:
+            print(f"{name}: not finished; it goes on when this is run again", flush=True)
+            continue
         took = round(time.monotonic() - begun)
         (out / "jobs.json").write_text(
             json.dumps(read_finished(out) | {name: {"exit_code": process.returncode, "seconds": took}}, indent=1)

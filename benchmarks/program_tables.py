@@ -65,10 +65,10 @@ def main() -> None:
 
 
 def programs_table() -> str:
-    """Return one line for each search: the plan, and `--apply` over the program as it is and over the best mode."""
+    """Return one line for each search: the plan, and `--apply` over the program as it is, and over the best mode."""
     over_original, over_mode = (
         "over as it is, by the run | by the round",
-        "over the best mode, by the run | by the round",
+        "over the best mode by the run, by the run | by the round",
     )
     lines = [f"| program | search | plan | {over_original} | {over_mode} |", "|---" * 7 + "|"]
     for number, search in enumerate(read_searches(current_texts("run-programs")), 1):

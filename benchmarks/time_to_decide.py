@@ -124,7 +124,10 @@ def tune(options: argparse.Namespace, store: str, plans: list[Plan] | None = Non
 def has_decided(options: argparse.Namespace) -> bool:
     """Whether the search has ended in an earlier run of this command."""
     file = path_of(options, "search")
-    return file.exists() and load_study(options, "search").state is StudyState.DECIDED
+    if not file.exists():
+        return False
+    with open_storage(str(file)) as storage:  # which has no study yet if the run ended in the inspection
+        return any(study.state is StudyState.DECIDED for study in storage.list_studies())
 
 
 def note_begin(options: argparse.Namespace) -> None:

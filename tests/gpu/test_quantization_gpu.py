@@ -57,6 +57,17 @@ def test_a_layer_of_gpt2_answers_nearly_as_the_original(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["fp8_dynamic", "fp8_per_tensor"])
+def test_a_product_of_float8_takes_a_transposed_input(name: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(512, 256)).eval().cuda().bfloat16()
+    skip_without_float8(name, model)
+    x = torch.randn(512, 32, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        call = compile_plan(model, Plan(transforms=(name,)), Example((x.t(),)), device="cuda", mode="inference").call
+        torch.testing.assert_close(call(x.t()), call(x.t().contiguous()))
+
+
+@pytest.mark.parametrize("name", ["fp8_dynamic", "fp8_per_tensor"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_product_of_float8_is_that_of_its_reference(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)

@@ -194,9 +194,13 @@ def _uniform(name: str) -> float:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest()) / 2**48
 
 
-@functools.cache
 def reachable(space: PlanSpace) -> frozenset[Plan]:
-    """Return every plan that neighbours lead to from eager."""
+    """Return every plan that neighbours lead to from eager, with the choices that are there now."""
+    return _list_reachable(space, frozenset(choice.key for choice in space.choices()))
+
+
+@functools.cache
+def _list_reachable(space: PlanSpace, _open: frozenset[tuple[str, object]]) -> frozenset[Plan]:
     found, waiting = {EAGER}, deque([EAGER])
     while waiting:
         for plan, _ in space.neighbours(waiting.popleft()):

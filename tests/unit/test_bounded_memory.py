@@ -36,6 +36,15 @@ def test_entries_added_first_are_forgotten_first() -> None:
     assert (list(known), forget_oldest(known)) == (["e"], [])
 
 
+class Contended(dict[str, None]):
+    def __iter__(self) -> Iterator[str]:
+        raise RuntimeError("dictionary changed size during iteration")
+
+
+def test_another_threads_writes_end_the_forgetting_and_nothing_else() -> None:
+    assert forget_oldest(Contended.fromkeys("abcde"), 1) == []
+
+
 class Counting(torch.nn.Module):
     """A model that writes to its own memory."""
 

@@ -69,6 +69,7 @@ from torchwise.trial.inspection import _requested_traits
         ({"metric": "a:b"}, "a metric is given, but no tolerance"),
         ({"mode": "default", "verify": False, "require": ["bitwise"]}, "require is .*but verify is False, so that"),
         ({"mode": "default", "verify": False, "memory_limit": "2GB"}, "memory_limit is '2GB', but verify is False"),
+        ({"mode": "default", "verify": False, "sizes": "varying"}, "sizes is 'varying', but verify is False"),
     ],
     ids=str,
 )
@@ -125,6 +126,30 @@ def test_a_tolerance_of_ones_own_outlives_a_switch_of_profiles() -> None:
             manager.set_mode(profile)
             found.append(manager.config.tolerance)
         assert found == expected
+
+
+def test_profiles_leave_a_metric_its_tolerance() -> None:
+    assert CompileConfig.of("research", metric="file.py:f").tolerance == DEFAULT_TOLERANCE
+    for profile in ("research", "development"):
+        assert CompileConfig.of(profile, metric="distribution").tolerance is None
+    own = CompileConfig(allow="quantized", tolerance=0.02, metric="file.py:f")
+    manager = CompileManager(own)
+    for profile in ("production", "research", "production", "development"):
+        manager.set_mode(profile)
+        assert (manager.config.metric, manager.config.tolerance) == ("file.py:f", 0.02)
+    random = CompileManager("production", metric="distribution")
+    random.set_mode("research")
+    assert random.config.tolerance is None
+    with pytest.raises(InputError, match="a metric is given, but no tolerance"):
+        CompileConfig.of("production", metric="file.py:f")
+
+
+def test_a_tolerance_that_judges_nothing_does_not_bind_a_search_to_the_weights() -> None:
+    found = [
+        CompileConfig.of("research", **changes).tune_keywords()["tolerance"]
+        for changes in ({}, {"allow": "lower-precision"}, {"allow": "lower-precision", "metric": "file.py:f"})
+    ]
+    assert found == [DEFAULT_TOLERANCE, None, DEFAULT_TOLERANCE]
 
 
 def test_a_profile_that_is_none_is_refused() -> None:

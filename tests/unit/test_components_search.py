@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from torchwise.plan import EAGER
 from torchwise.plan.requirements import Property
+from torchwise.plan.workload_spec import WorkloadSpec
+from torchwise.records import Interval
 from torchwise.runtime.components import CompileConfig, CompileManager, component, find
 from torchwise.runtime.components.config import VARIABLE
 from torchwise.runtime.fallback_reason import FallbackReason
+from torchwise.runtime.program.start_costs import WaitingPlan
+from torchwise.testing.records import make_decision
 
 
 def test_a_search_is_asked_for_what_the_config_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,6 +76,20 @@ def test_a_search_is_asked_for_what_the_config_says(monkeypatch: pytest.MonkeyPa
     with pytest.raises(Told):
         find.search_in_background(torch.tanh, (), CompileConfig(sizes="fixed", require=["bitwise"]), threading.Lock())
     assert (asked["sizes"], asked["require"]) == ("fixed", (Property.BITWISE,))
+
+
+def test_no_minimum_speedup_and_no_wait_for_a_start_hold_for_a_plan_that_is_needed() -> None:
+    slower, config = {"speedup": Interval(0.8, 0.9, 1.01)}, CompileConfig()
+    for changes, is_needed in (
+        ({}, False),
+        ({"eager_fails": True}, True),
+        ({"workload": WorkloadSpec("zoo:tutorial.fusion_demo", objective="memory")}, True),
+        ({"workload": WorkloadSpec("zoo:tutorial.fusion_demo", require=(Property.BITWISE,))}, True),
+    ):
+        decision = make_decision(**slower, **changes)
+        assert decision.is_needed is find.is_fast_enough(decision, config) is is_needed
+        assert WaitingPlan(decision, None, config).is_due is is_needed
+    assert not make_decision(EAGER, eager_fails=True).is_needed
 
 
 @pytest.mark.slow

@@ -432,6 +432,9 @@ def test_where_eager_passes_the_limit_a_slower_plan_that_fits_is_decided_for() -
     decision = decide(a_history(slower, inspection=inspection, memory_limit=2 * GIB), HERE)
     assert decision.plan == RECOMPUTED
     assert "it keeps the memory limit, which eager passes" in decision.reason
+    assert decision.is_needed
+    fits = decide(a_history(light(INDUCTOR, 2.0, GIB), inspection=inspection, memory_limit=8 * GIB), HERE)
+    assert (fits.plan, fits.is_needed) == (INDUCTOR, False)
 
 
 def test_where_nothing_fits_that_is_said() -> None:

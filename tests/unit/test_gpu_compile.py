@@ -32,8 +32,9 @@ TYPES = {
 }
 
 
-COMPILED = ("neural ODE", "state space", "GRU", "recurrent", "motion", "recommender", "statistics", "PINN", "particles")
-"""Programs with loops, products, tables and reductions, whose kernels compile within a second each."""
+COMPILED = ("state space", "recommender", "particles")
+"""Programs with loops, products, tables and reductions."""
+MORE = ("neural ODE", "GRU", "recurrent", "motion", "statistics", "PINN")
 
 
 def write_kernels(call: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> list[dict[str, Any]]:
@@ -72,8 +73,9 @@ def describe(kernel: Kernel, form: Form) -> dict[str, Any]:
     }
 
 
-def test_kernels_of_small_programs_compile(tmp_path: Path) -> None:
-    cases = [(CASES[name].call, CASES[name].inputs(torch.Generator().manual_seed(0))) for name in COMPILED]
+@pytest.mark.parametrize("names", [COMPILED, pytest.param(MORE, marks=pytest.mark.nightly)], ids=["few", "more"])
+def test_kernels_of_small_programs_compile(names: tuple[str, ...], tmp_path: Path) -> None:
+    cases = [(CASES[name].call, CASES[name].inputs(torch.Generator().manual_seed(0))) for name in names]
     compile_kernels([one for call, inputs in cases for one in write_kernels(call, inputs)], tmp_path)
 
 
@@ -98,7 +100,10 @@ def carry_doubles(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+OTHERS = (torch.bfloat16, *(pytest.param(d, marks=pytest.mark.nightly) for d in (torch.float16, torch.float64)))
+
+
+@pytest.mark.parametrize("dtype", OTHERS)
 def test_kernels_of_other_types_compile(dtype: torch.dtype, tmp_path: Path) -> None:
     x = torch.randn(20, 6).to(dtype)
     made = [one for call in (carry_signs, join_numbers, carry_doubles) for one in write_kernels(call, (x,))]

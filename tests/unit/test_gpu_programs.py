@@ -25,7 +25,11 @@ def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Kernels
     yield from use_kernels(monkeypatch, tmp_path)
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG = ("neural ODE", "radiance", "wide norm", "GRU")
+"""Programs that Triton's interpreter takes seconds for."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.nightly] * (n in LONG)) for n in CASES])
 def test_a_program_is_few_kernels_with_eagers_answer(name: str, kernels: Kernels) -> None:
     case = CASES[name]
     inputs = case.inputs(torch.Generator().manual_seed(0))

@@ -15,6 +15,7 @@ from sketches import FAILED, NOT_COMPARABLE, a_trial
 
 from torchwise.errors import BaselineError
 from torchwise.plan import Numerics, Plan
+from torchwise.plan.choices import quantization
 from torchwise.plan.space import numerics_of
 from torchwise.records import Failure, FailureKind, TrialState, WorkerStage
 from torchwise.workload.target import find_factory, load
@@ -355,6 +356,7 @@ def test_shares_are_of_the_bytes_that_a_plan_reads(decode: ModuleType) -> None:
         "| captured | 2.000 [1.900, 2.100] | 1.250 | 5.00× [4.90, 5.10] | 50% | 80% |"
     )
     assert decode.write_line("int8 weights, captured", cell, size).endswith("| 25% | 40% |")
+    assert set(decode.BITS) == set(quantization.NAMES), "a search may choose any"
     found = {**cell, "plan": "inductor + int8_weights", "rewrites": ["int8_weights"]}
     assert decode.write_line("the search", found, size).startswith("| the search: inductor + int8_weights | 2.000")
     assert decode.write_line("the search", found, size).endswith("| 25% | 40% |")
@@ -381,7 +383,9 @@ def test_results_of_decoding_are_kept_plan_by_plan_and_the_search_comes_last(
     run(decode, monkeypatch, tmp_path, "--size", "tiny", "--plans", "captured", "reduce-overhead")
     run(decode, monkeypatch, tmp_path, "--size", "tiny", "--plans", "captured", "reduce-overhead")
     assert (measured, searched) == (["captured", "reduce-overhead"], ["tiny"])
-    run(decode, monkeypatch, tmp_path, "--size", "tiny", "--plans", "--budget", "500", "--seconds", "499")
+    with pytest.raises(SystemExit) as exited:
+        run(decode, monkeypatch, tmp_path, "--size", "tiny", "--plans", "--budget", "500", "--seconds", "499")
+    assert exited.value.code == 75, "there is more to do"
     assert searched == ["tiny"], "too little time was left"
     run(decode, monkeypatch, tmp_path, "--size", "tiny", "--plans", "--budget", "500")
     assert (measured, searched) == (["captured", "reduce-overhead"], ["tiny", "tiny"]), "it had more time"

@@ -40,7 +40,7 @@ def test_a_library_that_cannot_be_imported_is_a_row_that_says_so(
         assert program.describe("timm") == f"{cell} | – | – | –"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_library_is_imported_and_the_child_says_what_it_found(program: ModuleType) -> None:
     seconds, threads, files, child = program.describe("colorsys").split(" | ")
     assert seconds.endswith(" s")

@@ -75,6 +75,15 @@ def test_what_ended_is_not_run_again_and_what_there_is_no_time_for_not_at_all(tm
     assert read_exit_codes(tmp_path) == {"done": 0}
 
 
+def test_what_has_more_to_do_is_run_again(tmp_path: Path) -> None:
+    jobs = job("part", "exit 75")
+    for _ in range(2):
+        told = run(tmp_path, jobs)
+        assert "part: starts" in told
+        assert "part: not finished" in told
+    assert not (tmp_path / "out" / "jobs.json").exists()
+
+
 def test_what_runs_when_the_time_is_up_is_interrupted_with_all_it_started(tmp_path: Path) -> None:
     begun = time.monotonic()
     told = run(tmp_path, job("endless", "sleep 300 & echo $!; wait"), seconds=2)

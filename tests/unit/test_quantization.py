@@ -141,6 +141,10 @@ def test_the_product_of_float8_takes_the_scales_as_they_are(
     assert torch._scaled_mm(*(one.to("meta") for one in args), out_dtype=torch.bfloat16).shape == (4, 96)
     with torch.no_grad():
         assert error_of(torch._scaled_mm(*args, out_dtype=torch.bfloat16), layer.multiply(x)) < 0.004
+    layer.multiply(OnGpu(x.t().contiguous().t()))
+    assert given[1][0].as_subclass(torch.Tensor).is_contiguous(), (
+        "as the product wants rows, also of a transposed input"
+    )
 
 
 def test_float8_weights_leave_inputs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,8 @@ from torchwise.records.comparison import compare
 from torchwise.records.compile_events import CompileEvents
 from torchwise.records.recording import RecordedModule, Recording
 from torchwise.records.scale import BatchFit, SizeTried
+from torchwise.records.statistics import Interval
+from torchwise.records.steps import PlanStep
 from torchwise.report.views import render_view
 from torchwise.runtime.api import Study
 from torchwise.runtime.bucketing.padding_check import VerifiedPadding
@@ -91,6 +93,7 @@ RESULTS: list[Any] = [
     ComponentStatistics(plan="inductor", optimized=3),
     Counts(),
     Lock(),
+    PlanStep("inductor", torchwise.Plan(backend="inductor"), gain=Interval(1.0, 1.1, 1.2)),
     OptimizedProgram(TRACKER, TunedProgram(Recording("program", 1.0), ())),
     Statistics(optimized=3),
     Study(STUDY),

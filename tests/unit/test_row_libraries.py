@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ from row_calls import PLAN, compile_call
 from torchwise import artifact
 from torchwise.artifact.build import _count_compiled_graphs
 from torchwise.compile.programs import build
+from torchwise.compile.programs.source import write_source
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.records import Decision
 from torchwise.workload import Workload, target
@@ -93,6 +95,38 @@ def test_a_library_that_cannot_be_imported_is_made_again(monkeypatch: pytest.Mon
     monkeypatch.undo()
     torch.compiler.reset()
     torch.testing.assert_close(compile_call(scale, x)(x), scale(x))
+
+
+def test_the_library_that_is_carried_is_the_one_that_could_be_loaded(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, library = build.find_library(source := write_source([]))
+    (own,) = place.rglob("*.so")
+    texts = (f"made with newer libraries {number}".encode() for number in itertools.count())
+    foreign = next(text for text in texts if hashlib.sha256(text).hexdigest() < own.stem)  # which is looked at first
+    own.with_name(f"{hashlib.sha256(foreign).hexdigest()}.so").write_bytes(foreign)  # an artifact may have brought it
+    assert build.find_library(source) == (key, library)
+    with pytest.raises(UnsupportedError, match="cannot be loaded: "):
+        build.install_library(source, key, foreign)
+    assert build.install_library(source, key, library) is not None
+
+
+def test_a_cache_for_reading_alone_costs_compiling_again_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    written, write = list[Path](), build._write
+
+    def refuse(file: Path, library: bytes) -> None:
+        if not written:
+            written.append(file)
+            raise OSError(30, "Read-only file system")
+        write(file, library)
+
+    monkeypatch.setattr(build, "_write", refuse)
+    x = torch.randn(3, 5)
+    torch.testing.assert_close(compile_call(scale, x)(x), scale(x))
+    assert "is not kept: [Errno 30] Read-only file system" in caplog.text
+    assert not written[0].exists()
 
 
 @pytest.mark.parametrize("what", ["instructions", "torch", "build", "python", "machine", "headers", "text"])
@@ -206,7 +240,7 @@ def test_a_machine_without_a_compiler_runs_the_libraries_of_an_artifact(saved: S
     assert start_without_compiler(saved, tmp_path)[0] == "1 0"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_library_for_other_instructions_is_not_used_and_the_original_answers(saved: Saved, tmp_path: Path) -> None:
     numbers, log = start_without_compiler(saved, tmp_path, ATEN_CPU_CAPABILITY="default")
     assert numbers == "0 0"

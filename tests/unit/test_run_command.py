@@ -541,6 +541,12 @@ def test_a_script_is_tuned_then_run_by_the_stored_plans(
         (["--fullgraph", "--apply", "x.py"], "--fullgraph is given without --tune"),
         (["--tune", "--tolerance", "0", "{}"], "tolerance is 0.0, but must be above 0 and finite"),
         (["--tune", "--metric", "a:b", "{}"], "a metric is given, but no tolerance"),
+        (
+            ["--tune", "--tolerance", "0.1", "--metric", "no.py:f", "{}"],
+            "--metric: target is 'no.py:f', but there is no file 'no.py'",
+        ),
+        (["--tune", "--tolerance", "0.1", "--metric", "garbage", "{}"], "'garbage'"),
+        (["--tune", "--tolerance", "0.1", "--metric", "distribution", "{}"], "leave --tolerance (tolerance) out"),
         (["--tune", "--require", "determinist", "{}"], "require is 'determinist', but must be one of"),
         (["--tune", "--objective", "speed", "{}"], "objective is 'speed', but must be one of latency"),
         (["--tune", "--iterations", "4", "{}"], "iterations is 4, but must be a whole number from 5 to 400"),

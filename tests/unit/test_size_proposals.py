@@ -9,7 +9,7 @@ import torch
 from test_program import Searches
 from test_run_command import NET, invoke, searches  # noqa: F401 - a fixture
 
-from torchwise.runtime.program import CallRecorder, size_proposals
+from torchwise.runtime.program import CallRecorder, size_proposals, tuning
 from torchwise.runtime.program import recorder as recorder_module
 from torchwise.runtime.program.size_proposals import propose_sizes
 
@@ -83,6 +83,13 @@ def test_modules_that_are_alike_are_proposed_one_plan_together(tmp_path: Path, s
     assert [len(workload.examples) for _, workload in searches.asked] == [2]
 
 
+def test_a_part_of_a_module_that_would_be_tuned_has_no_note(tmp_path: Path, searches: Searches) -> None:  # noqa: F811
+    file = write(tmp_path, [3, 5], "net.linear", "other(torch.ones(rows, 4))")
+    assert unwrap(invoke(file)).count(f"2 sizes: {FEW}") == 1
+    invoke("--tune", "--store", str(tmp_path / "s.db"), file)
+    assert len(searches.asked) == 1
+
+
 def record(rows: list[int]) -> CallRecorder:
     net = torch.nn.Linear(4, 4).eval()
     with CallRecorder() as recorder, torch.no_grad():
@@ -114,5 +121,5 @@ def test_inputs_that_cannot_be_compared_cost_a_note_and_nothing_else(monkeypatch
 
 def test_modules_that_take_too_little_time_to_be_tuned_have_no_note(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = record([3, 5])
-    monkeypatch.setattr(size_proposals, "MIN_SHARE", 1.1)
+    monkeypatch.setattr(tuning, "MIN_SHARE", 1.1)
     assert not propose_sizes(recorder, recorder.to_record("x")).modules[0].notes

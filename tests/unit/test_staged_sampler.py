@@ -947,7 +947,7 @@ def measure_cost_ratio(search: Search) -> float:
         ("cuda", "exact", "standard"),
         ("cuda", "reordered", "quick"),
         ("cuda", "reordered", "standard"),
-        ("cuda", "reordered", "thorough"),
+        pytest.param("cuda", "reordered", "thorough", marks=pytest.mark.nightly),
         ("cpu", "reduced", "standard"),
         ("cuda", "reduced", "standard"),
     ],

@@ -61,7 +61,7 @@ def killed_after_its_word(work: object, *args: object) -> Iterator[str]:
     assert process.exitcode == -9
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.nightly)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return the place of a store that does not exist yet."""
     if request.param == "sqlite":

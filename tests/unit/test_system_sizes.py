@@ -108,6 +108,7 @@ def test_a_plan_for_all_sizes_answers_other_grids_and_sources() -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("partitioned")
 def test_the_static_form_answers_any_number_of_live_flows() -> None:
     workload = load(PROCESSOR)

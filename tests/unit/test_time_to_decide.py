@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import json
 from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -94,8 +96,15 @@ def test_the_first_faster_plan_has_its_time_from_the_begin_of_the_search(program
 def test_begins_of_a_search_are_kept_until_it_has_decided(
     program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    states, searched = iter([StudyState.INTERRUPTED, StudyState.DECIDED]), list[str]()
-    monkeypatch.setattr(program, "load_study", lambda *_: SimpleNamespace(state=next(states)))
+    # The first run ended in the inspection, before there was a study.
+    states, searched = iter([[], [StudyState.INTERRUPTED], [StudyState.DECIDED]]), list[str]()
+
+    @contextlib.contextmanager
+    def open_store(_: str) -> Iterator[Any]:
+        studies = [SimpleNamespace(state=state) for state in next(states)]
+        yield SimpleNamespace(list_studies=lambda: studies)
+
+    monkeypatch.setattr(program, "open_storage", open_store)
     monkeypatch.setattr(
         program, "tune", lambda options, store: searched.append(program.path_of(options, store).touch())
     )
@@ -105,9 +114,9 @@ def test_begins_of_a_search_are_kept_until_it_has_decided(
     monkeypatch.setattr("os.sched_setaffinity", lambda *_: None)
     words = ["zoo:a", "--date", "2026-11-29", "--out", str(tmp_path)]
     monkeypatch.setattr("sys.argv", ["time_to_decide.py", *words])
-    for _ in range(3):
+    for _ in range(4):
         program.main()
-    assert (len(searched), [len(each) for each in begins]) == (2, [1, 2, 2])
+    assert (len(searched), [len(each) for each in begins]) == (3, [1, 2, 3, 3])
 
 
 def test_the_report_has_what_a_table_of_programs_needs(
@@ -186,7 +195,9 @@ def test_a_program_goes_on_while_plans_are_left_to_try(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     words = ["--label", "x", "--date", "2026-11-29", "--out", str(tmp_path), "--device", "cuda", "--beside", "4"]
     monkeypatch.setattr("sys.argv", ["decide_programs.py", *words, "--seconds", "60", "--programs", "zoo:a", "zoo:b"])
-    programs.main()
+    with pytest.raises(SystemExit) as exited:
+        programs.main()
+    assert exited.value.code == 75, "there is more to do"
     [command] = measured
     given = dict(itertools.pairwise(command))
     assert command[2] == "zoo:a"

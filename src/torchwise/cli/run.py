@@ -167,9 +167,21 @@ def _list_words(options: dict[str, Any]) -> list[str]:
 
 
 def _find_metric(place: str) -> str:
-    """Return the place of a function from anywhere, as the program may change folders before the search."""
-    from torchwise.plan.workload_spec import split
+    """Return the place of a function from anywhere, as the program may change folders before the search.
 
+    It is not imported: that might change how the program runs.
+
+    Raises:
+        InputError: it names no function, or there is no such file.
+    """
+    from torchwise.plan.workload_spec import DISTRIBUTION, check_form, split
+
+    if place == DISTRIBUTION:
+        return place
+    try:
+        check_form(place)
+    except InputError as error:
+        raise InputError(f"--metric: {error}") from None
     head, colon, name = split(place)
     return f"{os.path.abspath(head)}{colon}{name}" if head.endswith(".py") else place
 

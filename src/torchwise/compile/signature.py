@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 from collections.abc import Iterable
@@ -53,11 +54,16 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
 
 
 def forget_oldest(known: dict[T, Any], most: int | None = None) -> list[T]:
-    """Remove the entries added first beyond `most`, by default `MAX_SIGNATURES`, and return their keys."""
-    forgotten = []
-    while len(known) > (MAX_SIGNATURES if most is None else most):
-        forgotten.append(next(iter(known)))
-        known.pop(forgotten[-1], None)
+    """Remove the entries added first beyond `most`, by default `MAX_SIGNATURES`, and return their keys.
+
+    If another thread changes the entries meanwhile, some stay until the next call.
+    """
+    forgotten: list[T] = []
+    with contextlib.suppress(RuntimeError, StopIteration):
+        while len(known) > (MAX_SIGNATURES if most is None else most):
+            oldest = next(iter(known))
+            known.pop(oldest, None)
+            forgotten.append(oldest)
     return forgotten
 
 

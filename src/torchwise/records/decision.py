@@ -64,6 +64,8 @@ class Decision(Document):
             not show it). None in decisions of earlier versions.
         price: what the required properties cost, or None if nothing.
         weights: the digest of the weights on which the user's tolerance judged the plan, or "" if it judged none.
+        eager_fails: whether eager lacks a required property, or exceeds a limit of memory or latency, so that speed did
+            not decide.
     """
 
     plan: Plan
@@ -84,6 +86,7 @@ class Decision(Document):
     answer: Answer | None = None
     price: Price | None = None
     weights: str = ""
+    eager_fails: bool = False
     schema: str = DECISION_SCHEMA
 
     def __repr__(self) -> str:
@@ -95,10 +98,12 @@ class Decision(Document):
         return self.answer is Answer.INCONCLUSIVE
 
     @property
-    def is_for_property(self) -> bool:
-        """Whether eager lacks a required property, so that its plan is decided for although it is not surely faster."""
+    def is_needed(self) -> bool:
+        """Whether the plan was chosen for another reason than its speed, so that no minimum speed-up applies to it."""
         is_faster = self.speedup is not None and self.speedup.low > 1
-        return bool(self.workload.require) and not self.plan.is_eager and not is_faster
+        is_for_property = bool(self.workload.require) and not is_faster  # as decisions of earlier versions tell it
+        is_for_memory = self.workload.objective == "memory"
+        return not self.plan.is_eager and (self.eager_fails or is_for_property or is_for_memory)
 
     def list_changes(self, here: Environment) -> list[str]:
         """List how another machine or software differs, such as "torch: 2.11.0 there, 2.13.0 here".

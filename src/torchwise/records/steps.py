@@ -11,6 +11,7 @@ from torchwise.plan import EAGER, Plan
 from torchwise.plan.rules import iter_changes, merge_changes
 from torchwise.plan.words import PLUS
 from torchwise.records import codec
+from torchwise.records.shown import Shown
 from torchwise.records.statistics import Interval
 from torchwise.records.study import Study
 from torchwise.records.trial import Trial, TrialState
@@ -21,7 +22,7 @@ ORDER = ("transforms", "precision", "memory_format", "threads", "capture", "back
 
 
 @dataclass(frozen=True, slots=True)
-class PlanStep:
+class PlanStep(Shown):
     """One change of a plan.
 
     Attributes:
@@ -36,6 +37,10 @@ class PlanStep:
     plan: Plan
     trial: Trial | None = None
     gain: Interval | None = None
+
+    def __repr__(self) -> str:
+        gained = f"{self.gain} times the step before" if self.gain else "not measured"
+        return f"<PlanStep + {self.change}: {gained}>"
 
     @property
     def speedup(self) -> Interval | None:

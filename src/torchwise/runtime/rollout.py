@@ -36,10 +36,9 @@ ALIGNMENT = 16
 WARM_UP_STEPS = 3
 """Steps run as written before recording: they are the rollout's own first ones, so that none is wasted."""
 MIN_STEPS = 20
-"""Minimum number of steps left for a recording that must pay within its call: it costs as much as some steps.
-
-It must where there is one call only, or where it takes the place of another one.
-"""
+"""Minimum number of steps left for a loop that runs only once to be recorded: recording costs as much as some steps."""
+REPLACE_STEPS = 8 * MAX_ITERATIONS
+"""Minimum number of steps left for a recording that takes the place of another one: it may lose it by the next call."""
 
 
 class Rollout:
@@ -154,12 +153,15 @@ class Rollout:
         if found is None or not found[1]():
             self._warm_up(took := self._warm.setdefault(key, []), progress)
             forget_oldest(self._warm)
-            to_go, must_pay = progress.steps - progress.done, self._once or self._is_full(key)
-            if len(took) < WARM_UP_STEPS or to_go < (MIN_STEPS if must_pay else 1):
+            to_go, is_full = progress.steps - progress.done, self._is_full(key)
+            if is_full and to_go < REPLACE_STEPS:
+                self.reason = f"{MAX_SIGNATURES} other states have recordings, and the call is too short to replace one"
+                return
+            if len(took) < WARM_UP_STEPS or to_go < (MIN_STEPS if self._once else 1):
                 return
             found = None
             self._make_room(key)
-            found = self._record(min(took), progress, must_pay=must_pay), make_settings_check()
+            found = self._record(min(took), progress), make_settings_check()
         self._loops.pop(key, None)
         self._loops[key] = found
         self._replay(found[0], progress)
@@ -197,11 +199,11 @@ class Rollout:
             if len(took) == WARM_UP_STEPS and (name := find_difference(before, read_python_state(self._step))):
                 raise UnsupportedError(f"{name} changes in Python from step to step: carry it in the state as a tensor")
 
-    def _record(self, step_s: float, progress: LoopProgress, *, must_pay: bool) -> CapturedLoop:
+    def _record(self, step_s: float, progress: LoopProgress) -> CapturedLoop:
         self._pool.renew(self._loops)
         if self._watch.has_changed():  # lazy modules and caches took shape
             self._watch.take_snapshot()
-        most = (progress.steps - progress.done) // 8 if must_pay else progress.steps
+        most = (progress.steps - progress.done) // 8 if self._once else progress.steps
         length, inside = iterations(step_s, progress.state, self._every, min(most, MAX_ITERATIONS))
         loop = CapturedLoop(self._step, progress.state, length=length, inside=inside, pool=self._pool)
         if self._watch.has_changed():

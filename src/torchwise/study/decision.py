@@ -43,6 +43,7 @@ def decide(history: History, environment: Environment) -> Decision:
         inputs=history.inspection.inputs,
         environment=environment,
         weights=history.inspection.weights,
+        eager_fails=not history.eager_fits,
     )
     price = find_price(history, chosen)
     stay = replace(stay, price=price)

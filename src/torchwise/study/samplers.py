@@ -279,10 +279,10 @@ class StagedSampler:
 
 
 def _was_hidden(option: Option, history: History) -> bool:
-    """Return whether kernels were quicker with the value that an option replaces another with, but the call was not.
+    """Return whether kernels were quicker with the value that an option puts in another's place.
 
-    The GPU waited for the host then, and does so less with the option's base. So the comparison is due again: in half
-    precision a model of short kernels hardly gains in eager, and much in a graph.
+    The GPU waited for the host then, which does not show what kernels take, and waits less with the option's base. So
+    the comparison is due again: in half precision a model of short kernels gains little in eager, and much in a graph.
     """
     field, value = option.choice.field, option.choice.value
     if field not in OF_KERNELS or not option.is_replacement:

@@ -248,6 +248,8 @@ class ModuleGuard(Guard):
         """Take the module's present state as the reference."""
         self._last_reads = self._reads()
         self._state = ModuleState(self._module, self._last_reads)
+        tensors = zip(self._state.tensors, self._state.aliases, strict=True)
+        self._weights = [alias for tensor, alias in tensors if isinstance(tensor, torch.nn.Parameter)]
         self._addresses = frozenset(self._state.addresses)
         self._structure = _structure_of(self._module)
         self._parameters = _locate_parameters(self._module)
@@ -302,12 +304,7 @@ class ModuleGuard(Guard):
         """
         if self._steps is None:
             self._count_steps()
-        state = self._state
-        counted = state.aliases
-        if of_parameters:
-            tensors = zip(state.tensors, counted, strict=True)
-            counted = [alias for tensor, alias in tensors if isinstance(tensor, torch.nn.Parameter)]
-        return [*map(count_writes, counted), self._steps]
+        return [*map(count_writes, self._weights if of_parameters else self._state.aliases), self._steps]
 
     def _count_steps(self) -> None:
         self._steps = 0

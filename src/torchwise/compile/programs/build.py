@@ -66,7 +66,13 @@ def load_module(source: str) -> Any:
         logger.warning("torchwise: a region is compiled again: %s", problem)
     file = folder / f"{_digest(library)}.so"
     MADE.append(file)
-    _write(file, library)
+    try:
+        _write(file, library)
+    except OSError as error:  # the folder is for reading alone, or full
+        logger.warning("torchwise: the code of a region is not kept: %s", error)
+        with tempfile.TemporaryDirectory() as other:  # a loaded library needs its file no longer
+            _write(file := Path(other, file.name), library)
+            return _import_library(file)
     return _import_library(file)
 
 
@@ -76,17 +82,18 @@ def find_library(source: str) -> tuple[str, bytes]:
     Raises:
         UnsupportedError: as `load_module` does.
     """
-    load_module(source)
-    folder = find_folder(source)
-    whole = (data for file in sorted(folder.glob("*.so")) if _digest(data := file.read_bytes()) == file.stem)
-    return folder.name, next(whole)
+    loaded = Path(load_module(source).__file__)
+    try:
+        return find_folder(source).name, loaded.read_bytes()
+    except OSError as error:
+        raise UnsupportedError(f"the library of a region is not kept: {error}") from error
 
 
 def install_library(source: str, key: str, library: bytes) -> Any:
     """Return the extension module of a text from the bytes of `find_library`, which are put into the cache.
 
     Raises:
-        UnsupportedError: it is for another processor, PyTorch or Python.
+        UnsupportedError: it is for another processor, PyTorch or Python, or cannot be loaded.
     """
     folder = find_folder(source)
     if folder.name != key:
@@ -95,8 +102,11 @@ def install_library(source: str, key: str, library: bytes) -> Any:
     try:
         return _import_library(file)
     except (ImportError, OSError):  # it is not there yet, or was changed
-        _write(file, library)
-    return _import_library(file)
+        try:
+            _write(file, library)
+            return _import_library(file)
+        except (ImportError, OSError) as error:  # it needs other libraries than this machine has
+            raise UnsupportedError(f"the row programs cannot be loaded: {error}") from error
 
 
 def find_folder(source: str) -> Path:

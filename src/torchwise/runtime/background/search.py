@@ -106,7 +106,7 @@ def search(order: Order, folder: Path, launcher: Launcher, tell: Tell) -> None:
             continue
         decided = prepared.parse_decision()
         speedup = decided.speedup
-        if speedup is not None and speedup.low < order.minimum_speedup and not decided.is_for_property:
+        if speedup is not None and speedup.low < order.minimum_speedup and not decided.is_needed:
             text = f"{prepared.text}, and minimum_speedup is {order.minimum_speedup}"
             tell(Message("left", text, prepared.decision))
             continue

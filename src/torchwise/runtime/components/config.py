@@ -21,6 +21,7 @@ from torchwise.plan.space import numerics_of
 from torchwise.plan.workload_spec import (
     DEFAULT_CALLS,
     DEFAULT_TOLERANCE,
+    DISTRIBUTION,
     NumericsName,
     Sizes,
     TuneKeywords,
@@ -175,11 +176,12 @@ class CompileConfig:
             metric=self.metric,
             require=self.require,  # type: ignore[arg-type]  # which is a tuple by now
         )
-        if not self.verify and (asked := [n for n in ("metric", "require", "memory_limit") if getattr(self, n)]):
-            value = short_repr(getattr(self, asked[0]))
-            raise InputError(
-                f"{asked[0]} is {value}, but verify is False, so that nothing is measured: leave one of them out"
-            )
+        for name, default in (("metric", None), ("require", ()), ("memory_limit", None), ("sizes", "as-given")):
+            if not self.verify and (value := getattr(self, name)) != default:
+                raise InputError(
+                    f"{name} is {short_repr(value)}, but verify is False, so that nothing is measured: leave one of "
+                    "them out"
+                )
 
     def _check_modes(self) -> None:
         """Refuse modes that do not exist, are not allowed, or leave nothing to use without a search."""
@@ -216,7 +218,21 @@ class CompileConfig:
             InputError: there is no such profile or field, or a value is invalid.
         """
         _one_of("profile", profile, tuple(PROFILES))
-        return cls().changed(**{**PROFILES[profile], **changes})
+        return cls().with_profile(profile, changes)
+
+    def with_profile(self, profile: str, own: Mapping[str, Any]) -> Self:
+        """Return a copy with the fields of a profile, and `own` fields in their place.
+
+        A metric keeps its tolerance in a profile that has none, and that of distributions has none in any.
+
+        Raises:
+            InputError: as `changed` does.
+        """
+        changes = {**PROFILES[profile], **own}
+        metric = changes.get("metric", self.metric)
+        if "tolerance" not in own and (metric == DISTRIBUTION or (metric and changes.get("tolerance") is None)):
+            changes.pop("tolerance", None)
+        return self.changed(**changes)
 
     def changed(self, **changes: Any) -> Self:
         """Return a copy with fields changed.
@@ -236,7 +252,8 @@ class CompileConfig:
             "calls": self.calls,
             "restarts": self.restarts,
             "allow": self.allow,
-            "tolerance": self.tolerance,
+            # Without a use, a tolerance would only bind the plan to these weights.
+            "tolerance": self.tolerance if self.metric or Numerics.of(self.allow).is_judged_by_user else None,
             "metric": self.metric,
             "require": self.require,
             "memory_limit": self.memory_limit,

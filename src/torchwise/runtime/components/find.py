@@ -102,9 +102,9 @@ def _permits_plan(config: CompileConfig, decision: Decision) -> bool:
 
 
 def is_fast_enough(decision: Decision, config: CompileConfig) -> bool:
-    """Whether a plan surely has the config's minimum speed-up, or is needed for a property that eager lacks."""
+    """Whether a plan surely has the config's minimum speed-up, or was chosen for another reason than its speed."""
     is_fast = decision.speedup is not None and decision.speedup.low >= config.minimum_speedup
-    return is_fast or decision.is_for_property
+    return is_fast or decision.is_needed
 
 
 def search_in_background(

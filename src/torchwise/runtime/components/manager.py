@@ -164,8 +164,8 @@ class CompileManager:
         if mode not in PROFILES and mode not in list_modes():
             raise InputError(f"mode is {mode!r}, but must be one of {', '.join((*PROFILES, *list_modes()))}")
         with self._lock:
-            changes = {**PROFILES[mode], **self._changes} if mode in PROFILES else {"mode": mode}
-            config, components = self._config.changed(**changes), self.components.values()
+            is_profile, components = mode in PROFILES, self.components.values()
+            config = self._config.with_profile(mode, self._changes) if is_profile else self._config.changed(mode=mode)
             each = [config.changed(**component.changes) for component in components]  # check all before switching any
             self._config = config
             for component, asked in zip(components, each, strict=True):

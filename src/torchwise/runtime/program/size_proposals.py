@@ -9,7 +9,7 @@ from torchwise.records.recording import Recording
 from torchwise.runtime.program.recorder import CallRecorder
 from torchwise.runtime.program.sizes import choose_mix
 from torchwise.runtime.program.tuned import TunedModule
-from torchwise.runtime.program.tuning import MIN_SHARE, group_alike, merge_group
+from torchwise.runtime.program.tuning import find_reason_against, group_alike, merge_group
 
 logger = logging.getLogger("torchwise")
 
@@ -17,14 +17,17 @@ logger = logging.getLogger("torchwise")
 def propose_sizes(recorder: CallRecorder, recording: Recording) -> Recording:
     """Return the recording with a note about each module whose inputs have several sizes.
 
-    The choice is the one that `torchwise run --tune` makes on the same calls, by the same code. Modules that take too
-    little time to be tuned have no note.
+    The choice is the one that `torchwise run --tune` makes on the same calls, by the same code. Modules that it would
+    not tune have no note.
     """
     records = {record.name: record for record in recording.modules}
     modules = [TunedModule(calls, records[calls.name]) for calls in recorder.ranked() if calls.name in records]
-    total = sum(record.seconds for record in recording.modules)
+    chosen: list[TunedModule] = []
     for group in group_alike(modules):
-        if group.seconds >= MIN_SHARE * total and (text := _propose(group)):
+        if find_reason_against(group, recording, chosen) is not None:
+            continue
+        chosen.append(group)
+        if text := _propose(group):
             for one in (group, *group.alike):
                 record = records[one.record.name]
                 records[record.name] = replace(record, notes=(*record.notes, text))

@@ -40,8 +40,8 @@ class WaitingPlan:
 
     @property
     def is_due(self) -> bool:
-        """Whether the calls so far have taken as long as the plan takes to start."""
-        return self.spent_s >= self.start_s
+        """Whether the calls so far have taken as long as the plan takes to start, or it is needed from the first."""
+        return self.decision.is_needed or self.spent_s >= self.start_s
 
     def explain(self, name: str) -> str:
         """Say why the module ran as written."""

@@ -150,7 +150,9 @@ def select(modules: Sequence[TunedModule], recording: Recording) -> list[TunedMo
     """Return the modules to tune, with the most time first, and note about each other one why it is none of them."""
     chosen: list[TunedModule] = []
     for module in modules:
-        reason = _reason_against(module, recording, chosen)
+        reason = find_reason_against(module, recording, chosen)
+        if reason is None and module.calls.live is None:
+            reason = "it was deleted before it could be tuned"
         if reason is None:
             chosen.append(module)
         elif reason:
@@ -193,14 +195,16 @@ def _structure_of(module: TunedModule) -> Hashable:
         return id(module)
 
 
-def _reason_against(module: TunedModule, recording: Recording, chosen: Sequence[TunedModule]) -> str | None:
-    """Return why a module is not tuned, or None. It is empty for one that takes too little time to be mentioned."""
+def find_reason_against(module: TunedModule, recording: Recording, chosen: Sequence[TunedModule]) -> str | None:
+    """Return why a module is not tuned, or None. It is empty for one that takes too little time to be mentioned.
+
+    Args:
+        chosen: the modules that take more time, and are tuned.
+    """
     live = module.calls.live
     if module.seconds < MIN_SHARE * sum(one.seconds for one in recording.modules):
         return ""
-    if live is None:
-        return "it was deleted before it could be tuned"
-    if is_component(live) or unwrap(live) is not live:
+    if live is not None and (is_component(live) or unwrap(live) is not live):
         return "it runs by a plan of Torchwise already"
     if not any(kind.example is not None for kind in module.calls.kinds.values()):
         return "no inputs could be kept"

@@ -249,7 +249,8 @@ class Float8Dynamic(QuantizedLinear):
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """Round the rows, and multiply."""
         scaled, scale = self.scale(rows)
-        small, weight = scaled.to(self.float8), self.float8_bytes.view(self.float8)
+        # A product wants its rows one after the other: those of a transposed input are not.
+        small, weight = scaled.to(self.float8).contiguous(), self.float8_bytes.view(self.float8)
         if is_wide(rows) or not rows.is_cuda:
             return functional.linear(small.to(scale.dtype), weight.to(scale.dtype)) * scale * self.weight_scale
         found: torch.Tensor = _multiply_float8(
