@@ -137,6 +137,10 @@ def test_profiles_leave_a_metric_its_tolerance() -> None:
     for profile in ("production", "research", "production", "development"):
         manager.set_mode(profile)
         assert (manager.config.metric, manager.config.tolerance) == ("file.py:f", 0.02)
+    part = CompileConfig.of("research").changed(metric="distribution")
+    assert part.tolerance is None
+    trained = part.changed(training=True).tune_keywords()
+    assert (trained["metric"], trained["tolerance"], trained["mode"]) == (None, None, "training")
     random = CompileManager("production", metric="distribution")
     random.set_mode("research")
     assert random.config.tolerance is None

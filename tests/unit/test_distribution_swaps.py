@@ -135,6 +135,81 @@ def test_each_input_counts_and_they_share_the_false_alarms() -> None:
     assert found.figures[Figure.LEVEL] == pytest.approx(alone.figures[Figure.LEVEL] / 2)
 
 
+def share_noise(shape: tuple[int, ...], *sizes: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda _: torch.randn(shape).expand(sizes).clone()
+
+
+@pytest.mark.parametrize(
+    ("fresh", "shared", "cause"),
+    [
+        (share_noise((2, 64), 2, 64), share_noise((64,), 2, 64), "products along dimension 0"),
+        (share_noise((4, 3, 16), 4, 3, 16), share_noise((4, 1, 16), 4, 3, 16), "products along dimension 1"),
+        (lambda _: (torch.randn(40), torch.randn(50)), lambda _: (torch.randn(50),) * 2, "products of tensors 0 and 1"),
+    ],
+    ids=["batch", "inner dimension", "outputs"],
+)
+def test_noise_that_outputs_share_fails(fresh: Any, shared: Any, cause: str) -> None:
+    def cut(x: torch.Tensor) -> Any:
+        found = shared(x)
+        return (found[0][:40], found[1].clone()) if isinstance(found, tuple) else found
+
+    assert judge(fresh, fresh).outcome is Outcome.PASS
+    found = judge(cut, fresh)
+    assert found.outcome is Outcome.FAIL
+    assert cause in found.detail
+
+
+INFINITE = torch.tensor([-torch.inf, 1.0, torch.nan])
+
+
+@pytest.mark.parametrize(
+    ("constant", "other", "said"),
+    [
+        (torch.tensor(31_999), torch.tensor(31_998), "is off by 1"),
+        (torch.arange(5000), torch.arange(5000) + 1, "is off by 1"),
+        (torch.ones(3), torch.ones(3) * 1.01, "is off by 0.01"),
+        (INFINITE, torch.tensor([3.0, 1.0, torch.nan]), "has infinities or NaN in other places"),
+        (INFINITE, torch.tensor([-torch.inf, torch.nan, torch.nan]), "has infinities or NaN in other places"),
+        (INFINITE, torch.tensor([torch.inf, 1.0, torch.nan]), "has infinities or NaN in other places"),
+        (1.0, 2.0, "is 2.0 in place of 1.0"),
+        ("a", "b", "is 'b' in place of 'a'"),
+    ],
+)
+def test_what_does_not_vary_stays_as_it_is(constant: Any, other: Any, said: str) -> None:
+    assert judge(lambda x: (add_noise(x), constant), lambda x: (add_noise(x), constant)).outcome is Outcome.PASS
+    found = judge(lambda x: (add_noise(x), other), lambda x: (add_noise(x), constant))
+    assert found.outcome is Outcome.FAIL
+    assert f"{said}, and does not vary in eager" in found.detail
+
+
+def test_rounding_of_what_does_not_vary_is_allowed() -> None:
+    nearly = (torch.ones(3) * (1 + 1e-5), 1.0 + 1e-5)
+    assert (
+        judge(lambda x: (add_noise(x), nearly), lambda x: (add_noise(x), (torch.ones(3), 1.0))).outcome is Outcome.PASS
+    )
+
+
+def test_an_input_without_noise_is_compared_by_value() -> None:
+    def draw_on_the_first(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if float(x[0, 0]) == 1.0 else add_noise(x)
+
+    assert judge(draw_on_the_first, draw_on_the_first).outcome is Outcome.PASS
+    wrong = judge(lambda x: draw_on_the_first(x) + (float(x[0, 0]) == 1.0), draw_on_the_first)
+    assert wrong.outcome is Outcome.FAIL
+    assert "does not vary in eager" in wrong.detail
+
+
+def test_words_that_vary_now_and_then_are_no_constants() -> None:
+    """Nobody may count a token as still that is drawn at random, and the same in a few calls."""
+
+    def draw_tokens(x: torch.Tensor) -> torch.Tensor:
+        return (torch.rand(200) < 0.3).long()
+
+    for seed in range(3):
+        torch.manual_seed(seed)
+        assert judge(lambda _: (torch.rand(200) > 0.7).long(), draw_tokens).outcome is Outcome.PASS
+
+
 def test_another_form_fails_and_outputs_that_never_vary_cannot_be_compared() -> None:
     assert judge(lambda x: add_noise(x).double()).name == CheckName.STRUCTURE
     found = judge(torch.clone, torch.clone)

@@ -186,6 +186,7 @@ def test_a_command_shows_the_steps_and_writes_them(file: str, tmp_path: Path) ->
         (9, ["--budget", "3"], "--budget is given without --steps"),
         (None, ["--steps"], "has no decision yet: name a plan with --plan"),
         (9, ["--steps", "--measure"], "which no command can load"),
+        (9, ["--steps", "--budget", "3"], "--budget is 3 s, but without --measure nothing is measured"),
     ],
 )
 def test_what_has_no_steps_is_refused(decided: int | None, words: list[str], said: str, tmp_path: Path) -> None:

@@ -294,9 +294,10 @@ def test_a_grid_beyond_the_limit_takes_the_place_of_the_one_used_least_recently(
         lengths = [recorded.length for recorded, _ in loop._loops.values()]
         assert lengths[0] == lengths[1], "later calls may be long"
         assert run(4, WARM_UP_STEPS + 19) == 0, "too few steps to take the place of another"
-        assert loop.reason == "2 other states have recordings, and the call is too short to replace one"
+        assert loop.reason == "2 other states have recordings, and too few steps are taken to replace one"
         assert run(1) == run(3) == 0
         assert run(2, WARM_UP_STEPS + 20) > 0
+        assert run(4, 8) > 0, "19 steps before, and these"
         loop.close()
     assert sorted(freed) == [1, 2]
     assert loop.reason is None

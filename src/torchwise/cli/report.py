@@ -60,6 +60,8 @@ def report(
     # The number in a file belongs to the store that the file came from.
     named = {"name": study} if study.endswith(".json") else {"store": place_of(store) if store else None}
     if steps:
+        if budget is not None and not measure:
+            raise InputError(f"--budget is {budget:g} s, but without --measure nothing is measured: add --measure")
         _show_steps(found, plan, json, html, named, (budget, store) if measure else None)
         return
     for option, given in (("--plan", plan), ("--measure", measure or None), ("--budget", budget)):
@@ -121,8 +123,8 @@ def _measure_steps(study: Study, plan: Plan, budget: float | None, store: str | 
             f"target is {spec.target!r}, a model in a Python program, which no command can load: there, "
             "torchwise.tune(model, args, plans=[step.plan for step in study.steps()]) measures the steps"
         )
-    decided = [study.decision.plan] if study.decision else []
-    plans = tuple(dict.fromkeys([*list_plans(plan), *decided]))
+    verified = [trial.plan for trial in study.trials if trial.is_verified]
+    plans = tuple(dict.fromkeys([*list_plans(plan), *verified]))
     request = Request(spec, study.allow, study.effort, budget, plans)
     return search_study(request, "process", spec.device, None, store)[0]
 

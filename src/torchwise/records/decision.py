@@ -37,7 +37,7 @@ class Price:
     seconds: Seconds
 
 
-@added_fields("price", "weights")
+@added_fields("price", "weights", "eager_fails")
 @dataclass(frozen=True, slots=True)
 class Decision(Document):
     """The decision: which plan to run, why, and for which model and machine it holds.

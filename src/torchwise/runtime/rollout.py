@@ -38,7 +38,7 @@ WARM_UP_STEPS = 3
 MIN_STEPS = 20
 """Minimum number of steps left for a loop that runs only once to be recorded: recording costs as much as some steps."""
 REPLACE_STEPS = 8 * MAX_ITERATIONS
-"""Minimum number of steps left for a recording that takes the place of another one: it may lose it by the next call."""
+"""Minimum number of steps, in several calls, for a recording to take another one's place, which it may lose again."""
 
 
 class Rollout:
@@ -81,6 +81,7 @@ class Rollout:
         self._loops: dict[GraphKey, tuple[CapturedLoop, Callable[[], bool]]] = {}  # the one used last is the last
         self._warm: dict[GraphKey, list[float]] = {}  # host seconds of the steps run as written
         self._refused: dict[GraphKey, str] = {}
+        self._waiting: dict[GraphKey, int] = {}  # steps without a recording, as there was no room for it
         self._logged = OnceLog()
         self._pool = GraphPool()
 
@@ -154,17 +155,25 @@ class Rollout:
             self._warm_up(took := self._warm.setdefault(key, []), progress)
             forget_oldest(self._warm)
             to_go, is_full = progress.steps - progress.done, self._is_full(key)
-            if is_full and to_go < REPLACE_STEPS:
-                self.reason = f"{MAX_SIGNATURES} other states have recordings, and the call is too short to replace one"
+            if is_full and self._count_waiting(key, to_go) < REPLACE_STEPS:
+                taken = "too few steps are taken to replace one"
+                self.reason = f"{MAX_SIGNATURES} other states have recordings, and {taken}"
                 return
             if len(took) < WARM_UP_STEPS or to_go < (MIN_STEPS if self._once else 1):
                 return
             found = None
+            self._waiting.pop(key, None)
             self._make_room(key)
             found = self._record(min(took), progress), make_settings_check()
         self._loops.pop(key, None)
         self._loops[key] = found
         self._replay(found[0], progress)
+
+    def _count_waiting(self, key: GraphKey, steps: int) -> int:
+        """Count the steps that a state of such a form takes without a recording, in this call and those before."""
+        self._waiting[key] = count = self._waiting.get(key, 0) + steps
+        forget_oldest(self._waiting)
+        return count
 
     def _is_full(self, key: GraphKey) -> bool:
         return key not in self._loops and len(self._loops) >= MAX_SIGNATURES
@@ -179,6 +188,7 @@ class Rollout:
         self._loops.clear()
         self._warm.clear()
         self._refused.clear()
+        self._waiting.clear()
         self._watch.take_snapshot()
         self._code.take_snapshot()
 

@@ -31,8 +31,8 @@ def find_smaller_rewrite(job: Job, workload: Workload) -> tuple[str, str] | None
     It is None if the plan has no such rewrite, or several, or if too few parts would be left.
     """
     rewrites = [choice for choice in choices_of(job.plan) if choice.parts is not None]
-    if len(rewrites) != 1 or rewrites[0].parts is None:
-        return None
+    if len(rewrites) != 1 or rewrites[0].parts is None or job.workload.tolerance is None:
+        return None  # no share of a distribution can be left for the rest
     original, value = workload.call, rewrites[0].value
     judge = make_judge(job, workload)
     with kept_state(original):

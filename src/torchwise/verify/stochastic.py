@@ -9,7 +9,7 @@ under the null hypothesis the two compared sets are exchangeable, and the stated
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,8 @@ ALIKE = 3
 """Calls under one seed: a sum that several multiprocessors add to in any order comes out the same now and then."""
 
 Samples = NDArray[np.float64]
+Pairs = tuple[str, NDArray[np.intp], NDArray[np.intp]]
+"""A name, and the places of numbers of an answer whose mean product is tested, in pairs."""
 
 
 def is_stochastic(call: Callable[[], Any], original: Any = None) -> tuple[bool, bool]:
@@ -121,6 +123,7 @@ def check_noise(
     budget_s: float,
     exact_precision: bool,
     share: int = 1,
+    pairs: Sequence[Pairs] = (),
 ) -> list[Check]:
     """Compare the distribution and the independence of a candidate's noise with eager's.
 
@@ -132,13 +135,15 @@ def check_noise(
         budget_s: seconds for all calls together. At least `MIN_CALLS` are made of each.
         exact_precision: whether the candidate computes in the model's own precision, so that nothing is negligible.
         share: the number of such comparisons in one verdict.
+        pairs: numbers of an answer that may share noise.
     """
     start = time.perf_counter()
     calibration, tensor_of = collect(eager, MIN_CALLS, seed=1)
     each = (time.perf_counter() - start) / MIN_CALLS
     calls = int(np.clip(budget_s / max(each, 1e-6) / 2, MIN_CALLS, MAX_CALLS))
     candidate_outputs, eager_outputs = (collect(call, calls, seed)[0] for call, seed in ((candidate, 2), (eager, 3)))
-    return judge(candidate_outputs, eager_outputs, calibration, tensor_of, exact=exact_precision, share=share)
+    sides = candidate_outputs, eager_outputs, calibration
+    return judge(*sides, tensor_of, exact=exact_precision, share=share, pairs=pairs)
 
 
 def collect(call: Callable[[], Any], calls: int, seed: int) -> tuple[Samples, NDArray[np.intp]]:
@@ -157,18 +162,19 @@ def collect(call: Callable[[], Any], calls: int, seed: int) -> tuple[Samples, ND
             chosen = _choose_elements(flat.numel()) if chosen is None else chosen
             flat = flat[chosen.to(flat.device)]
         rows.append(flat.cpu().numpy())
-    sizes = [part.numel() for part in _list_real_tensors(outputs)]
+    sizes = [part.numel() for part in list_real_tensors(outputs)]
     tensor_of = np.repeat(np.arange(len(sizes)), sizes)
     return np.stack(rows), tensor_of if chosen is None else tensor_of[chosen.numpy()]
 
 
 def _flat(outputs: Any) -> torch.Tensor:
     """Return all numbers of an answer as one float64 vector. Whole numbers count too, as a model may sample tokens."""
-    parts = [t.flatten().double() for t in _list_real_tensors(outputs)]
+    parts = [t.flatten().double() for t in list_real_tensors(outputs)]
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
 
-def _list_real_tensors(outputs: Any) -> list[torch.Tensor]:
+def list_real_tensors(outputs: Any) -> list[torch.Tensor]:
+    """Return the tensors of an answer, complex ones as pairs of numbers."""
     parts = [t.detach() for t in leaves_of(outputs).tensors]
     return [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in parts]
 
@@ -188,6 +194,7 @@ def judge(
     *,
     exact: bool,
     share: int = 1,
+    pairs: Sequence[Pairs] = (),
 ) -> list[Check]:
     """Compare two matrices of outputs (calls, elements), standardised by a third.
 
@@ -218,7 +225,11 @@ def judge(
     tests = [
         *(
             (CheckName.DISTRIBUTION, *test)
-            for test in (*_scalars(candidate.shape[1]), *_tensor_scalars(tensor_of[noisy]))
+            for test in (
+                *_scalars(candidate.shape[1]),
+                *_tensor_scalars(tensor_of[noisy]),
+                *_pair_scalars(pairs, noisy),
+            )
         ),
         (CheckName.INDEPENDENCE, "products of successive calls", _successive),
         # Noise that lasts for two calls shows in the pairs that begin with the first call, or in those after it.
@@ -325,6 +336,17 @@ def _tensor_scalars(tensor_of: NDArray[np.intp]) -> list[tuple[str, Scalar]]:
         return lambda z: np.asarray((z[:, of] ** 2).mean(axis=1))
 
     return [(f"mean square of tensor {number}", mean_square(of)) for number, of in enumerate(places)]
+
+
+def _pair_scalars(pairs: Sequence[Pairs], noisy: NDArray[np.bool_]) -> list[tuple[str, Scalar]]:
+    """Return the mean products of pairs of numbers that both vary."""
+    place = np.cumsum(noisy) - 1  # among those that vary
+
+    def mean_product(one: NDArray[np.intp], other: NDArray[np.intp]) -> Scalar:
+        return lambda z: np.asarray((z[:, one] * z[:, other]).mean(axis=1))
+
+    found = [(name, one[vary], other[vary]) for name, one, other in pairs if (vary := noisy[one] & noisy[other]).any()]
+    return [(name, mean_product(place[one], place[other])) for name, one, other in found]
 
 
 def _successive(z: Samples) -> Samples:

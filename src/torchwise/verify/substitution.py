@@ -21,14 +21,13 @@ from torchwise.records import Check, CheckName, Figure, Outcome, Verdict
 from torchwise.records import format as show
 from torchwise.verify.compare import check_structure
 from torchwise.verify.deviation import WORST_FACTOR, Errors, errors_of, is_rounded, legible
+from torchwise.verify.distribution import check_distribution
 from torchwise.verify.leaves import is_value
 from torchwise.verify.observe import Observation, draws, observe
-from torchwise.verify.stochastic import FALSE_ALARM_RATE, check_noise, is_stochastic, make_call
+from torchwise.verify.stochastic import is_stochastic
 from torchwise.workload.module_state import kept_state
 from torchwise.workload.target import find_factory
 from torchwise.workload.workload import Example, Workload
-
-BY_DISTRIBUTION = "judged by the distribution of outputs"
 
 Metric = Callable[[Callable[..., Any]], float]
 """Takes the model, or a callable in its place, and returns its quality: the higher, the better."""
@@ -73,53 +72,6 @@ def check_substitution(
         judged = _check_metric(original, substituted, tolerance, metric)
         is_told = judged.outcome is Outcome.PASS  # a program that compares answers later must expect that error
         yield replace(judged, error=max(errors, default=None)) if is_told else judged
-
-
-def check_distribution(
-    original: Callable[..., Any],
-    substituted: Callable[..., Any],
-    examples: Sequence[Example],
-    *,
-    budget_s: float,
-    is_stateful: bool = False,
-) -> Check:
-    """Compare the distributions of a model's outputs with those of the same model with other operators.
-
-    Both draw their own random numbers. The false-alarm rate of `torchwise.verify.stochastic` holds for all inputs
-    together.
-
-    Args:
-        original: the model, which draws random numbers.
-        substituted: the model with other operators.
-        examples: inputs to compare on. Outputs must have the form of the model's on each.
-        budget_s: seconds for the calls on all inputs together.
-        is_stateful: whether a call changes the state that the next one starts from.
-    """
-    passed: list[Check] = []
-    for seed, example in enumerate(examples):
-        mine, theirs = (observe(call, original, example, seed=seed) for call in (substituted, original))
-        check = check_structure(mine, theirs)
-        if check.outcome is not Outcome.PASS:
-            return check
-        found = check_noise(
-            *(make_call(call, original, example, is_stateful=is_stateful) for call in (substituted, original)),
-            budget_s=budget_s / len(examples),
-            exact_precision=True,
-            share=len(examples),
-        )
-        wrong = next((check for check in found if check.outcome is not Outcome.PASS), None)
-        if wrong is not None:
-            detail = f"{BY_DISTRIBUTION}: {wrong.name}: {wrong.detail}"
-            return replace(wrong, name=CheckName.SUBSTITUTION, detail=detail)
-        passed.append(found[0])
-    tests, calls = (sorted(one.figures[figure] for one in passed) for figure in (Figure.TESTS, Figure.SAMPLES))
-    return Check(
-        CheckName.SUBSTITUTION,
-        Outcome.PASS,
-        f"{BY_DISTRIBUTION}: no difference over {sum(tests):g} tests of at least {calls[0]:g} calls each on "
-        f"{show.pluralize(len(examples), 'input')}, false-alarm rate {FALSE_ALARM_RATE:g}",
-        figures={Figure.TESTS: sum(tests), Figure.SAMPLES: calls[0], Figure.LEVEL: FALSE_ALARM_RATE},
-    )
 
 
 def measure_error(original: Callable[..., Any], changed: Callable[..., Any], example: Example) -> float:

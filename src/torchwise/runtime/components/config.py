@@ -167,7 +167,7 @@ class CompileConfig:
             )
         WorkloadSpec(  # refuses invalid values
             "parts",
-            mode="training" if self.training else "inference",
+            mode="training" if self.training and self.metric == self._own_metric else "inference",
             calls=self.calls,
             restarts=self.restarts,
             memory_limit=None if self.memory_limit is None else to_bytes(self.memory_limit, "memory limit"),
@@ -244,7 +244,14 @@ class CompileConfig:
         if unknown := sorted(set(changes) - set(known)):
             near = did_you_mean(unknown[0], [*known, *OF_MANAGERS])
             raise InputError(f"{unknown[0]} is no field of CompileConfig, which has {', '.join(known)}{near}")
+        if changes.get("metric") == DISTRIBUTION:
+            changes = {"tolerance": None, **changes}  # one of a profile is not the user's
         return replace(self, **changes)
+
+    @property
+    def _own_metric(self) -> str | None:
+        """The metric, but for that of distributions in training: gradients have none, so nothing is substituted."""
+        return None if self.training and self.metric == DISTRIBUTION else self.metric
 
     def tune_keywords(self) -> TuneKeywords:
         """Return the keyword arguments of `torchwise.tune` for these settings."""
@@ -254,7 +261,7 @@ class CompileConfig:
             "allow": self.allow,
             # Without a use, a tolerance would only bind the plan to these weights.
             "tolerance": self.tolerance if self.metric or Numerics.of(self.allow).is_judged_by_user else None,
-            "metric": self.metric,
+            "metric": self._own_metric,
             "require": self.require,
             "memory_limit": self.memory_limit,
             "effort": self.effort,
