@@ -29,6 +29,7 @@ from torchwise.trial import Job
 from torchwise.trial.experiment import Experiment, PlanCandidate
 from torchwise.trial.inspection import inspect
 from torchwise.trial.smaller_rewrites import make_judge
+from torchwise.verify.distribution import find_still_problem
 from torchwise.verify.stochastic import FALSE_ALARM_RATE
 from torchwise.verify.substitution import check_distribution
 from torchwise.workload import Example, Workload
@@ -180,6 +181,15 @@ def test_what_does_not_vary_stays_as_it_is(constant: Any, other: Any, said: str)
     found = judge(lambda x: (add_noise(x), other), lambda x: (add_noise(x), constant))
     assert found.outcome is Outcome.FAIL
     assert f"{said}, and does not vary in eager" in found.detail
+
+
+def test_outputs_whose_form_or_size_is_drawn_have_no_still_places() -> None:
+    def draw_few(*_: Any) -> Any:
+        return [torch.ones(2)] * int(torch.randint(1, 4, ())), torch.ones(int(torch.randint(1, 4, ())))
+
+    assert find_still_problem(draw_few, draw_few) == ""
+    assert find_still_problem(lambda: (torch.ones(0), "a"), lambda: (torch.ones(0), "a")) == ""
+    assert find_still_problem(lambda: draw_few()[1] + 1, lambda: draw_few()[1]) == ""
 
 
 def test_rounding_of_what_does_not_vary_is_allowed() -> None:

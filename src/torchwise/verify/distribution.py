@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,8 @@ import torch
 from torchwise.records import Check, CheckName, Figure, Outcome
 from torchwise.records import format as show
 from torchwise.verify.compare import check_structure
-from torchwise.verify.leaves import is_value
-from torchwise.verify.observe import Observation, observe
+from torchwise.verify.leaves import is_value, leaves_of
+from torchwise.verify.observe import observe
 from torchwise.verify.stochastic import (
     FALSE_ALARM_RATE,
     MAX_ELEMENTS,
@@ -62,16 +62,14 @@ def check_distribution(
     """
     tested: list[Check] = []
     still: Check | None = None
-    for example in examples:
-        mine, theirs = (
-            [observe(call, original, example, seed=seed) for seed in range(DRAWS)] for call in (substituted, original)
-        )
-        check = check_structure(mine[0], theirs[0])
+    for seed, example in enumerate(examples):
+        mine, theirs = (observe(call, original, example, seed=seed) for call in (substituted, original))
+        check = check_structure(mine, theirs)
         if check.outcome is not Outcome.PASS:
             return check
-        if problem := find_still_problem(mine, theirs):
-            return Check(CheckName.SUBSTITUTION, Outcome.FAIL, f"{BY_DISTRIBUTION}: {problem}")
         calls = [make_call(call, original, example, is_stateful=is_stateful) for call in (substituted, original)]
+        if problem := find_still_problem(*calls):
+            return Check(CheckName.SUBSTITUTION, Outcome.FAIL, f"{BY_DISTRIBUTION}: {problem}")
         found = check_noise(
             *calls,
             budget_s=budget_s / len(examples),
@@ -101,18 +99,53 @@ def check_distribution(
     )
 
 
-def find_still_problem(mine: Sequence[Observation], theirs: Sequence[Observation]) -> str:
+def find_still_problem(substituted: Callable[[], Any], original: Callable[[], Any]) -> str:
     """Return how outputs differ that are the same in all calls of the original, or "" if none does.
 
     One that varies once in a while may have stayed the same by chance. So it counts if it differs in all calls with
-    other operators. Tests of noise find those that then vary.
+    other operators. Tests of noise find those that then vary. Of a large output, some numbers are looked at.
     """
-    for place, (name, first) in enumerate(theirs[0].leaves):
-        ours, eagers = ([one.leaves[place][1] for one in side] for side in (mine, theirs))
-        off = _find_off_tensor(ours, eagers) if isinstance(first, torch.Tensor) else _find_off_value(ours, eagers)
+    mine, theirs = (list(_draw(call)) for call in (substituted, original))
+    forms = {tuple((name, isinstance(leaf, _Numbers)) for name, leaf in one) for one in (*mine, *theirs)}
+    if len(forms) > 1:
+        return ""  # a form is drawn, too
+    for place, (name, first) in enumerate(theirs[0]):
+        ours, eagers = ([one[place][1] for one in side] for side in (mine, theirs))
+        off = _find_off_numbers(ours, eagers) if isinstance(first, _Numbers) else _find_off_value(ours, eagers)
         if off:
             return f"{name or 'the output'} {off}, and does not vary in eager"
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """Numbers of a tensor, on the CPU.
+
+    Attributes:
+        values: float64, of one dimension.
+        is_exact: whether they are whole numbers or booleans.
+        size: of the whole tensor.
+    """
+
+    values: torch.Tensor
+    is_exact: bool
+    size: torch.Size
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Numbers:
+        """Take at most `MAX_ELEMENTS` numbers of a tensor."""
+        [reals] = list_real_tensors(tensor)
+        flat = reals.flatten()
+        values = flat[:: -(-flat.numel() // MAX_ELEMENTS) or 1].double().cpu()
+        return cls(values, not (tensor.is_floating_point() or tensor.is_complex()), tensor.shape)
+
+
+def _draw(call: Callable[[], Any]) -> Iterator[list[tuple[str, Any]]]:
+    """Yield the leaves of some answers, each with its name, from other random numbers."""
+    for seed in range(DRAWS):
+        torch.manual_seed(seed)
+        named = leaves_of(call()).named
+        yield [(name, _Numbers.of(one) if isinstance(one, torch.Tensor) else one) for name, one in named]
 
 
 def _find_off_value(ours: Sequence[Any], eagers: Sequence[Any]) -> str:
@@ -128,10 +161,10 @@ def _is_near(one: Any, expected: Any) -> bool:
     return is_number and abs(one - expected) <= STILL * max(abs(expected), MIN_STILL)
 
 
-def _find_off_tensor(ours: Sequence[torch.Tensor], eagers: Sequence[torch.Tensor]) -> str:
-    if len({one.shape for one in (*ours, *eagers)}) > 1:
+def _find_off_numbers(ours: Sequence[_Numbers], eagers: Sequence[_Numbers]) -> str:
+    if len({one.size for one in (*ours, *eagers)}) > 1:
         return ""  # a size is drawn, too
-    own, usual = (torch.stack([_to_reals(one) for one in side]) for side in (ours, eagers))
+    own, usual = (torch.stack([one.values for one in side]) for side in (ours, eagers))
     expected = usual[0]
     is_still = ((usual == expected) | (usual.isnan() & expected.isnan())).all(0)
     same_kind = torch.where(expected.isfinite(), own.isfinite(), (own == expected) | (own.isnan() & expected.isnan()))
@@ -140,17 +173,11 @@ def _find_off_tensor(ours: Sequence[torch.Tensor], eagers: Sequence[torch.Tensor
     finite = is_still & expected.isfinite()
     if not bool(finite.any()):
         return ""
-    is_float = eagers[0].is_floating_point() or eagers[0].is_complex()
-    most = STILL * max(float(expected[finite].square().mean().sqrt()), MIN_STILL) if is_float else 0.0
+    size = max(float(expected[finite].square().mean().sqrt()), MIN_STILL)
+    most = 0.0 if eagers[0].is_exact else STILL * size
     off = (own - expected).abs().nan_to_num(torch.inf)
     is_off = (off > most).all(0) & finite
     return f"is off by {float(off[:, is_off].median()):.2g}" if bool(is_off.any()) else ""
-
-
-def _to_reals(tensor: torch.Tensor) -> torch.Tensor:
-    plain = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
-    real = torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
-    return real.flatten().double().cpu()
 
 
 def list_pairs(answer: Any) -> list[Pairs]:
