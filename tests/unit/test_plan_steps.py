@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from brief import BRIEF
 from builders import PASSED, WRONG, a_study, a_trial
 from torchwise.cli import app
 from torchwise.errors import InputError
-from torchwise.plan import EAGER, Plan
+from torchwise.plan import EAGER, Numerics, Plan
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.rules import iter_changes
 from torchwise.plan.workload_spec import WorkloadSpec
@@ -202,6 +203,17 @@ def test_eager_has_no_steps(tmp_path: Path) -> None:
     done = run("report", str(file), "--steps", "--measure")
     assert done.exit_code == 0
     assert "The plan is eager, which has no steps. Name another plan with --plan PLAN." in done.output
+
+
+def test_plans_that_were_verified_before_stay_in_the_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other, wrong = Plan(backend="inductor"), Plan(precision="bf16")
+    study = study_of(a_trial(1, other), a_trial(2, wrong, verdict=WRONG), decided=None, allow=Numerics.LOWER_PRECISION)
+    asked: list[Any] = []
+    command = importlib.import_module("torchwise.cli.tune")  # the package has the function under that name
+    monkeypatch.setattr(command, "search_study", lambda request, *_: (asked.append(request.plans), (study,))[1])
+    done = run("report", str(write_json(study, tmp_path / "study.json")), "--steps", "--plan", str(SECOND), "--measure")
+    assert done.exit_code == 0, done.output
+    assert asked == [(FIRST, SECOND, other)]
 
 
 @pytest.mark.slow

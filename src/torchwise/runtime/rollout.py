@@ -48,7 +48,7 @@ class Rollout:
     become one CUDA graph that reads and writes one static state. A step that cannot be captured runs step by step, as
     does a state whose tensors still share memory after the first step. `reason` says why, and the log does once.
     States of up to 64 shapes have recordings at once. Another shape then takes the place of the one that was used least
-    recently, if its own call is long enough to pay for that.
+    recently, once its calls have taken `REPLACE_STEPS` steps without one.
 
     Python runs only in the steps taken as written. A step may keep numbers there from call to call. They are found in
     its closure, its globals and the object it is bound to, and keep it from being captured. In lists and dicts they are

@@ -48,7 +48,7 @@ def captured_loop(step: Callable[[Any], Any], every: int | None = None) -> Rollo
     """Return a loop over `step` for repeated calls. Called with `(state, steps)`, it returns the same as `rollout`.
 
     Captured graphs are reused for states of the same structure, shapes, dtypes and devices. At most 64 such forms have
-    graphs at once. Another form then replaces the one used least recently, if its call is long enough.
+    graphs at once. Another form then replaces the one used least recently, once its calls have taken enough steps.
 
     Args:
         step: as for `rollout`.

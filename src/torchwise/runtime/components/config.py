@@ -87,7 +87,7 @@ class CompileConfig:
         lazy: whether the search starts at the first call, with its inputs. Otherwise it starts at registration, which
             then needs examples.
         minimum_speedup: the speed-up over eager that a plan must surely reach (the low end of its 95 % interval). At
-            least 1.
+            least 1. It is no condition for a plan that keeps a limit or a property which eager does not.
         effort: "quick", "standard" or "thorough".
         allow: how far a plan may change the outputs: "exact", "same-precision", "lower-precision",
             "quantized" or "substituted".
