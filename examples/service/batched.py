@@ -7,6 +7,7 @@ The first start finds batch size and plan together. Later starts find them in th
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -33,6 +34,8 @@ async def lifespan(service: FastAPI) -> AsyncIterator[None]:
     size = fast.decision.workload.batch.size
     with torch.no_grad():
         fast(example.expand(size, -1, -1).contiguous())  # which compiles the plan
+    gc.collect()
+    gc.freeze()  # later collections do not look through torch again, which would stop all requests for 0.1 s
     with torchwise.serve_batched(fast, max_wait_ms=2) as service.state.scorer:
         yield
 

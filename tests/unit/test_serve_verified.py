@@ -74,6 +74,17 @@ class AcrossBatch(nn.Module):
         return x - x.mean(0)
 
 
+def test_requests_like_the_example_do_not_wait_for_another_verification() -> None:
+    model = Noted(nn.Linear(4, 2)).eval()
+    with torchwise.serve_batched(model, max_batch=4, max_wait_ms=5_000, example=torch.randn(1, 3, 4)) as server:
+        model.sizes.clear()
+        ask_together(server, make_rows(4))
+        assert model.sizes == [4]
+        model.train()
+        ask_together(server, make_rows(4))
+        assert len(model.sizes) > 2, "in another mode they are verified"
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [

@@ -246,7 +246,8 @@ def serve_batched(
         pad_to: batch sizes to fill batches up to, by repeating the last sample. None stands for those that the plan of
             `fast` was verified for. Empty fills none.
         max_waiting: samples that may wait. Further requests are refused.
-        example: arguments of a request, to verify the model at once.
+        example: arguments of a request, to verify the model at once. Otherwise the first requests of each form wait
+            for that.
         verify: whether samples are verified not to depend on each other.
 
     Raises:
@@ -266,10 +267,11 @@ def serve_batched(
     pad_to = tuple(pad_to)
     if bad := [size for size in pad_to if not is_count(size)]:
         raise InputError(f"pad_to has {bad[0]!r}, but must hold whole numbers of at least 1")
+    rules = JoinRules(unwrap(fast), _list_verified_inputs(served) if verify else None)
     if verify and example is not None:
         given = example if isinstance(example, Example) else Example(as_args(example))
         verify_samples(unwrap(fast), given)
-    rules = JoinRules(unwrap(fast), _list_verified_inputs(served) if verify else None)
+        rules.accept((given.args, dict(given.kwargs)))  # so that the first requests do not wait for the same again
     return BatchServer(fast, BatchQueue(max_batch, wait_s, max_waiting), max_batch, pad_to, rules)
 
 
