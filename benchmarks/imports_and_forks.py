@@ -1,9 +1,9 @@
 """Which libraries of models may a process import before it forks workers that use the GPU?
 
-The workers' server imports them once for all workers, but only where no GPU can be seen: a library that sets the driver
-up leaves a process whose forks cannot use it. Here each library is imported in a process of its own, after all that the
-server needs. Then the process forks, and the child computes on the GPU. A row tells the seconds of the import, the
-threads and the files of the driver that came with it, and whether the child succeeded.
+The workers' server imports them once for all workers. A library that sets the driver up would leave a process whose
+forks cannot use it, and the server would end and start anew. Here each library is imported in a process of its own,
+after all that the server needs. Then the process forks, and the child computes on the GPU. A row tells the seconds of
+the import, the threads and the files of the driver that came with it, and whether the child succeeded.
 
 Run it on a machine with a GPU: python benchmarks/imports_and_forks.py
 """

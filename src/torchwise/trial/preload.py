@@ -5,10 +5,10 @@ models alone, as the user's own files may keep state, which belongs to one worke
 
 - in a command, which ends before its environment or the files of a library change, or for a live model, whose library
   the program has loaded as it was then,
-- where no GPU can be seen, as a library that touched one would keep all workers from it,
 - if the server would find the very file of the library that the worker finds, whose folder comes first on its path.
 
-A server that a library leaves with threads, or that ends by it, is started anew without any.
+A server that a library leaves with threads or with the driver of a GPU open, or that ends by it, is started anew
+without any: forks of it could not use the GPU. `benchmarks/imports_and_forks.py` tells which libraries do.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ VARIABLE = "TORCHWISE_SERVER_IMPORTS"
 LIBRARIES = ("transformers", "diffusers", "timm", "torchvision", "sentence_transformers")
 BY_PREFIX = {"hf": ("transformers:PreTrainedModel",), "diffusers": ("diffusers:ModelMixin",), "timm": ("timm",)}
 """The parts of a library that all its targets import, by the prefix of a target."""
-GPU_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+DRIVER_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/dxg")
+"""How the paths begin that a process has open once it uses a GPU's driver."""
 MAX_NAMES = 64
 MAX_PICKLE = 1 << 22
 """Bytes of a live model, without its tensors, up to which it is searched for classes: that takes a second."""
@@ -58,7 +59,7 @@ def list_imports(job: object, *, in_command: bool) -> str:
     """
     inner = getattr(job, "job", job)
     spec = getattr(inner, "workload", None)
-    if not isinstance(spec, WorkloadSpec) or spec.device != "cpu" or any(Path(one).exists() for one in GPU_FILES):
+    if not isinstance(spec, WorkloadSpec):
         return NOTHING
     if (source := getattr(inner, "source", None)) is not None:
         return _with_files(_list_pickled(source), [])
@@ -123,7 +124,15 @@ def import_listed() -> None:
 
 def _holds_gpu() -> bool:
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
-    return cuda is not None and bool(cuda.is_initialized())
+    return (cuda is not None and bool(cuda.is_initialized())) or _opened_driver()
+
+
+def _opened_driver() -> bool:
+    for number in os.listdir("/proc/self/fd") if Path("/proc/self/fd").exists() else ():
+        with contextlib.suppress(OSError):  # the file of this listing is closed by now
+            if os.readlink(f"/proc/self/fd/{number}").startswith(DRIVER_FILES):
+                return True
+    return False
 
 
 def _count_threads() -> int:
