@@ -38,6 +38,9 @@ def main() -> int:
     parser.add_argument("--target", default="zoo:spinlock.operator", help="the program (default: the paper's own size)")
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--budget", type=float, default=240.0, help="seconds of the search (default 240)")
+    parser.add_argument(
+        "--calls", type=float, default=1e7, help="as of `torchwise tune` (default 1e7, a long training)"
+    )
     parser.add_argument("--tolerance", type=float, help="as of `torchwise tune`; by default operators change nothing")
     parser.add_argument("--effort", default="standard", choices=("quick", "standard", "thorough"))
     parser.add_argument("--wanted", type=float, default=3.0, help="multiple of eager's throughput (default 3)")
@@ -47,6 +50,7 @@ def main() -> int:
         "allow": "substituted",
         "effort": options.effort,
         "device": options.device,
+        "calls": int(options.calls),
         "tolerance": options.tolerance,
         "store": str(options.out.with_suffix(".db")),
     }

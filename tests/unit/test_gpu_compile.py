@@ -14,7 +14,8 @@ import torch
 from row_calls import compile_call
 from row_cases import CASES
 from torchwise.compile import programs
-from torchwise.compile.programs.gpu.launch import Form, Kernel, list_forms
+from torchwise.compile.programs.gpu.forms import Form, list_forms
+from torchwise.compile.programs.gpu.launch import Kernel
 from torchwise.compile.programs.gpu.target import GpuTarget
 from torchwise.plan import Plan
 from triton_compile import compile_kernels
@@ -55,8 +56,7 @@ def write_kernels(call: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) ->
 
 def choose_form(kernel: Kernel) -> Form:
     """Return the likeliest form of a kernel, with products of a block of rows if it has any."""
-    width = kernel._program.width
-    forms = list_forms(kernel.rows, has_products=kernel._has_products, allows_tf32=False, width=width)
+    forms = list_forms(kernel.work, allows_tf32=False)
     return next((one for one in forms if one.uses_dot), forms[0])
 
 

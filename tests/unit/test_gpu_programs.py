@@ -14,8 +14,9 @@ from torch.nn.functional import embedding, layer_norm, linear
 from gpu_kernels import Kernels, use_kernels
 from row_calls import compile_call
 from row_cases import CASES, Case, check, draw
-from torchwise.compile.programs.gpu import launch
-from torchwise.compile.programs.gpu.launch import Form, list_forms, load_kernel
+from torchwise.compile.programs.gpu import launch, program
+from torchwise.compile.programs.gpu.forms import SHARED, Form, Work, list_forms
+from torchwise.compile.programs.gpu.launch import load_kernel
 from torchwise.errors import UnsupportedError
 
 
@@ -253,6 +254,33 @@ def test_a_large_matrix_is_left_to_its_library(kernels: Kernels) -> None:
     assert len(kernels) == 2, "before and after the product"
 
 
+def test_products_of_many_weights_are_kernels_of_their_own(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "MAX_WEIGHTS", 2 * 64)
+    x, weights = (draw(torch.Generator().manual_seed(n), *size) for n, size in enumerate(((9, 8), (5, 8, 8))))
+
+    def call(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = torch.tanh(x @ weight) + x
+        return x
+
+    check(compile_call(call, x, weights), Case(call, lambda _: ()), (x, weights))
+    assert len(kernels) == 2, "around the third product, which a library does"
+    assert [one.work.weights for one in kernels] == [2 * 64, 2 * 64]
+
+
+def test_a_loop_of_too_many_weights_is_left_to_libraries(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "MAX_WEIGHTS", 32)
+    x, weight = draw(torch.Generator().manual_seed(0), 9, 8), draw(torch.Generator().manual_seed(1), 8, 8)
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        for _ in range(6):
+            x = torch.tanh(x @ weight * 0.3) + x
+        return x
+
+    check(compile_call(call, x, weight), Case(call, lambda _: ()), (x, weight))
+    assert all(not one.work.weights for one in kernels)
+
+
 def test_regions_of_other_rows_are_kernels_of_their_own(kernels: Kernels) -> None:
     def call(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.tanh(x) * 2 + 1, torch.sin(y) * 3 - 1
@@ -286,7 +314,8 @@ def test_a_form_is_chosen_once_for_all_processes(kernels: Kernels, monkeypatch: 
     inputs = case.inputs(torch.Generator().manual_seed(0))
     check(compile_call(case.call, *inputs), case, inputs)
     file = kernels[0]._cache_file(torch.device("cpu"), allows_tf32=False)
-    assert Form(**json.loads(file.read_text())) in list_forms(50, has_products=True, allows_tf32=False)
+    assert kernels[0].work == Work(50, 32, 20 * 32 + 32 * 5)
+    assert Form(**json.loads(file.read_text())) in list_forms(kernels[0].work, allows_tf32=False)
 
     monkeypatch.setattr(launch, "list_forms", lambda *_, **__: [])
     torch.compiler.reset()
@@ -325,15 +354,36 @@ def test_a_form_that_cannot_be_kept_is_chosen_again(monkeypatch: pytest.MonkeyPa
 
 
 def test_forms_fit_the_rows_and_the_precision() -> None:
-    assert {form.precision for form in list_forms(4096, has_products=True, allows_tf32=True)} == {"tf32"}
-    assert "tf32" not in {form.precision for form in list_forms(4096, has_products=True, allows_tf32=False)}
-    assert {form.block for form in list_forms(1, has_products=True, allows_tf32=False)} == {1}
-    assert max(form.block for form in list_forms(20, has_products=True, allows_tf32=False)) < 40
+    def list_for(rows: int, *, allows_tf32: bool = False, **more: int) -> list[Form]:
+        return list_forms(Work(rows, 128, 1 << 14, **more), allows_tf32=allows_tf32)
+
+    assert {form.precision for form in list_for(4096, allows_tf32=True)} == {"tf32"}
+    assert "tf32" not in {form.precision for form in list_for(4096)}
+    assert {form.block for form in list_for(1)} == {1}
+    assert max(form.block for form in list_for(20)) < 40
+    assert all(form.uses_dot for form in list_for(4096))
+    assert not list_for(256)[0].uses_dot, "each of few rows has a program of its own"
+
+
+def test_matrices_of_a_loop_fit_the_shared_memory() -> None:
+    for rows, most in ((4096, SHARED), (256, SHARED)):
+        half = list_forms(Work(rows, 128, 1 << 15, most // 2), allows_tf32=False)
+        whole = list_forms(Work(rows, 128, 1 << 15, most), allows_tf32=False)
+        over = list_forms(Work(rows, 128, 1 << 15, most + 1), allows_tf32=False)
+        assert "tf32x3" in {form.precision for form in half if form.uses_dot}
+        assert {form.precision for form in whole if form.uses_dot} == {"ieee"}
+        assert over
+        assert not any(form.uses_dot for form in over)
+
+
+def test_more_weights_have_more_threads() -> None:
+    warps = [min(form.warps for form in list_forms(Work(4096, 64, n), allows_tf32=False)) for n in (1, 10**5, 10**6)]
+    assert warps == [4, 8, 16]
 
 
 @pytest.mark.parametrize("width", [1, 64, 512, 1 << 14])
 def test_forms_hold_wide_rows_in_registers(width: int) -> None:
-    forms = list_forms(4096, has_products=False, allows_tf32=False, width=width)
+    forms = list_forms(Work(4096, width), allows_tf32=False)
     assert len(set(forms)) == len(forms) > 1
     assert all(form.block == 1 or form.block * width <= 64 * 32 * form.warps for form in forms)
 

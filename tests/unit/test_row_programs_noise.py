@@ -13,6 +13,7 @@ import torch
 from row_calls import compile_call, keep_regions
 from torchwise.compile import programs
 from torchwise.compile.programs import build
+from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 
 OWN = Plan(backend="row_programs")
@@ -52,6 +53,21 @@ def test_each_step_number_and_call_has_noise_of_its_own(monkeypatch: pytest.Monk
     assert float((together - torch.eye(5)).abs().max()) < 5 / math.sqrt(20_000)
     neighbours = torch.corrcoef(torch.stack([noise[0].flatten()[:-1], noise[0].flatten()[1:]]))
     assert abs(float(neighbours[0, 1])) < 5 / math.sqrt(20_000)
+
+
+def test_noise_that_nothing_reads_stays_only_where_later_numbers_are_pytorchs() -> None:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            first, second = torch.randn_like(x), torch.randn_like(x)
+            x, y = (x + first).tanh(), second  # the last one is not read
+            x = x * 0.5 + y.exp() if x.dim() == 9 else x * 0.5
+        return x
+
+    x = torch.zeros(2000)
+    drawn = compile_call(call, x, plan=OWN)(x)
+    assert abs(float(drawn.mean() - call(x).mean())) < 0.1
+    with pytest.raises(UnsupportedError, match="that nothing reads"):
+        compile_call(call, x, plan=OWN.with_choice("options", ("fallback_random", True)))(x)
 
 
 def test_uniform_numbers_fill_their_range() -> None:

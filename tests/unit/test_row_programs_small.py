@@ -13,6 +13,7 @@ from row_calls import compile_call, keep_regions
 from torchwise._torch import native
 from torchwise.compile import programs
 from torchwise.compile.backends import graphs
+from torchwise.errors import UnsupportedError
 
 Tensors = Sequence[torch.Tensor]
 KINDS = {torch.float32: 1e-5, torch.float64: 1e-13}
@@ -117,3 +118,38 @@ def test_a_known_call_is_answered_without_its_signature(monkeypatch: pytest.Monk
         for other in ((x.double(), y), (x, y[:, :1]), (x, x), (x.t().contiguous().t(), y)):
             with pytest.raises(AssertionError):
                 compiled(*other)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_outputs_that_are_parts_of_one_tensor_are_tensors_of_their_own(dim: int) -> None:
+    def call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple((torch.exp(x * 0.5) + 1).tanh().unbind(dim))
+
+    x = torch.randn(3, 4)
+    compiled = compile_call(call, x)
+    for one, other in zip(compiled(x), call(x), strict=True):
+        torch.testing.assert_close(one, other)
+        assert one.stride() == other.stride()
+
+
+def test_outputs_that_share_an_element_are_refused() -> None:
+    def call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = (torch.exp(x * 0.5) + 1).tanh()
+        return y[:3], y[2:]
+
+    x = torch.randn(5, 4)
+    with pytest.raises(UnsupportedError, match="a view of an input or of another output"):
+        compile_call(call, x)(x)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(300, None), (3, 5), (1, 1)])
+def test_an_identity_matrix_is_counted_in_types_that_gpus_have(rows: int, columns: int | None) -> None:
+    class Scaled(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (torch.eye(rows) if columns is None else torch.eye(rows, columns, dtype=torch.float64))
+
+    exported = torch.export.export(Scaled(), (x := torch.randn(1),))
+    exported = exported.run_decompositions(programs._list_decompositions())
+    assert torch.equal(exported.module()(x), Scaled()(x))
+    types = {node.meta["val"].dtype for node in exported.graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)}
+    assert not types & {torch.uint8, torch.uint16}

@@ -25,7 +25,8 @@ from torchwise.records import CoreUse, Measurement, Trial
 from torchwise.study.decision import decide
 from torchwise.study.history import History
 from torchwise.study.samplers import StagedSampler
-from torchwise.trial.inspection import SHORT_S, _core_traits
+from torchwise.trial.inspection import SHORT_S, _core_traits, _gpu_row_traits
+from torchwise.workload import Example, Workload
 
 load_choices()  # in their own order, before one of them is imported by itself
 CHOICE = importlib.import_module("torchwise.plan.choices.threads")
@@ -151,6 +152,27 @@ def test_an_inspection_sees_calls_that_compute_number_by_number(
     share: float, operators: int | None, device: str, is_open: bool
 ) -> None:
     found = _core_traits(device, Measurement((0.088,), (0.088,)), 0.088, {"gemm": share}, operators)
+    assert ("row_regions" in found) is is_open
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_open"),
+    [
+        ({}, True),
+        ({"device": "cpu"}, False),
+        ({"operators": 3}, False),
+        ({"operators": None}, False),
+        ({"call_s": 0.04}, False),
+        ({"conv": 0.3}, False),
+        ({"width": 1 << 11}, False),
+    ],
+)
+def test_an_inspection_sees_many_short_kernels_of_few_weights(changes: dict[str, Any], is_open: bool) -> None:
+    given = {"device": "cuda", "operators": 100, "call_s": 0.01, "conv": 0.0, "width": 8} | changes
+    model = torch.nn.Linear(given["width"], 1 << 10, device="meta")
+    workload = Workload(model, (Example((torch.ones(1, given["width"], device="meta"),)),))
+    measured = Measurement((given["call_s"],), (given["call_s"],))
+    found = _gpu_row_traits(workload, given["device"], measured, {"conv": given["conv"]}, given["operators"])
     assert ("row_regions" in found) is is_open
 
 

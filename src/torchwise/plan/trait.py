@@ -70,7 +70,7 @@ class Trait(OpenEnum):
     READS_SCALAR = "reads_scalar", "reads floating-point numbers from the GPU"
     DEPENDENT_LAUNCH = "dependent_launch", "runs on a GPU that can start a kernel before the previous one has ended"
     SHORT_CALLS = "short_calls", "takes a few milliseconds on the CPU"
-    ROW_REGIONS = "row_regions", "takes a few milliseconds, or computes mostly number by number"
+    ROW_REGIONS = "row_regions", "takes a few milliseconds, computes mostly number by number, or is many short kernels"
     CONTENDED_CORES = "contended_cores", "has threads that wait for a core"
     RESTRIDED = "restrided", "has outputs with another memory layout when it is compiled"
     TRAINING_STEP = "training_step", "is trained by a whole step"

@@ -62,6 +62,12 @@ MEASURE_S = 2.0
 """Seconds in which the plain model is timed, unless it is disturbed: every trial times it again, beside its plan."""
 FEW, MANY = 0.2, 10
 """A call computes mostly number by number with a smaller share of matrix products, and at least so many operators."""
+MAX_ROW_WEIGHTS = 1 << 20
+"""Numbers of a model's weights up to which whole kernels may hold them on a GPU. Libraries do larger ones as well."""
+LEAST_ROW_OPERATORS = 4
+"""Operators of a GPU's call from which joining them may gain something."""
+SHORT_KERNEL_S = 200e-6
+"""Seconds of a GPU's call for each of its operators below which beginning them may be most of it."""
 MAX_NAMED = 3
 """Pieces of state that a note names."""
 _REDUCTION, _MEAN = 3, 1
@@ -132,6 +138,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
                 [Trait.PRINTS] if does_print else [],
                 _requested_traits(job.workload, varying),
                 _core_traits(job.workload.device, measurement, steady / len(calls), shares, operator_count),
+                _gpu_row_traits(workload, job.workload.device, measurement, shares, operator_count),
             )
         ),
         measurement=measurement,
@@ -188,6 +195,18 @@ def _core_traits(
         Trait.CONTENDED_CORES: measurement.is_contended,
     }
     return [trait for trait, present in found.items() if present]
+
+
+def _gpu_row_traits(
+    workload: Workload, device: str, measurement: Measurement, shares: Mapping[str, float], operators: int | None
+) -> list[Trait]:
+    """Return the trait of a call on a GPU that kernels of whole regions may serve: many operators, and few weights."""
+    if device != "cuda" or (operators or 0) < LEAST_ROW_OPERATORS:
+        return []
+    weights = sum(one.numel() for one in workload.module.parameters()) if workload.module is not None else 0
+    is_short = min(measurement.baseline_s) < SHORT_KERNEL_S * (operators or 0)
+    is_other = shares.get("conv", 0.0) + shares.get("attention", 0.0) >= FEW
+    return [Trait.ROW_REGIONS] if is_short and weights <= MAX_ROW_WEIGHTS and not is_other else []
 
 
 def mix_of(calls: list[Callable[[], Any]], workload: Workload) -> Mix:

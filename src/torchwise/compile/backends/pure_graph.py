@@ -6,6 +6,7 @@ A graph with side effects, or with outputs that share memory, is refused: other 
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeGuard
@@ -24,6 +25,8 @@ Node = torch.fx.Node
 OFF = ("train", "training", "p", "dropout_p", "dropout")
 """Arguments with which an operator draws no random numbers, if one of them is false or 0."""
 CAT = torch.ops.aten.cat.default
+MAX_SHARED = 1 << 28
+"""Bytes of the memory of several outputs up to which they are compared element by element."""
 STATISTICS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
 """Operators that write to running statistics, and the argument with which they do."""
 
@@ -71,11 +74,14 @@ class PureGraph:
         if not keeps_strides:
             self.examples = [one.contiguous() for one in self.examples]  # as `bind` passes them
 
-    def export(self, *, allows_random: bool = False, allows_complex: bool = False) -> torch.export.ExportedProgram:
+    def export(
+        self, *, allows_random: bool = False, keeps_draws: bool = True, allows_complex: bool = False
+    ) -> torch.export.ExportedProgram:
         """Export it, for all sizes in the dimensions that vary.
 
         Args:
             allows_random: whether it may draw random numbers, as for a compiler that leaves these to PyTorch.
+            keeps_draws: whether also numbers must be drawn that nothing reads, so that the next ones are PyTorch's.
             allows_complex: whether it may compute with complex numbers.
 
         Raises:
@@ -87,7 +93,10 @@ class PureGraph:
         ]
         with dynamo.while_exporting():
             program = torch.export.export(self._module, tuple(self.examples), dynamic_shapes=tuple(shapes))
-        for problem in _find_problems(program, allows_random=allows_random, allows_complex=allows_complex):
+        problems = _find_problems(
+            program, allows_random=allows_random, keeps_draws=keeps_draws, allows_complex=allows_complex
+        )
+        for problem in problems:
             raise UnsupportedError(problem)
         _drop_empty_parts(program)
         _check_no_views(self.outputs, self._graph)
@@ -202,15 +211,31 @@ def _check_input(value: Any, name: str) -> None:
 
 
 def _check_no_views(outputs: Sequence[torch.Tensor], graph: torch.fx.GraphModule) -> None:
-    """Refuse outputs in the memory of others, of an input or of a weight."""
-    seen = set(_list_memory(graph.graph.nodes, ("placeholder", "get_attr")))
+    """Refuse outputs in the memory of others, of an input or of a weight.
+
+    Parts of one tensor that share no element, as `unbind` returns them, are as good as tensors of their own.
+    """
+    given = set(_list_memory(graph.graph.nodes, ("placeholder", "get_attr")))
+    shared = dict[StorageWeakRef, list[torch.Tensor]]()
     for value in outputs:
-        memory = _memory_of(value)
-        if memory in seen:
-            raise UnsupportedError(
-                "one of its outputs is a view of an input or of another output: return a clone of it"
-            )
-        seen.add(memory)
+        shared.setdefault(_memory_of(value), []).append(value)
+    if any(memory in given or (len(parts) > 1 and _share_elements(parts)) for memory, parts in shared.items()):
+        raise UnsupportedError("one of its outputs is a view of an input or of another output: return a clone of it")
+
+
+def _share_elements(parts: Sequence[torch.Tensor]) -> bool:
+    """Whether tensors in the same memory may have an element in common."""
+    sizes = [(*one.shape, *one.stride(), one.storage_offset(), one.dtype.itemsize) for one in parts]
+    ends = [number_hint(one.untyped_storage().nbytes()) or MAX_SHARED + 1 for one in parts]
+    if any(map(varies, itertools.chain(*sizes))) or max(ends) > MAX_SHARED or len({one.dtype for one in parts}) > 1:
+        return True
+    seen = torch.zeros(max(ends), dtype=torch.bool, device="cpu")
+    for one in parts:
+        places = seen.as_strided(one.shape, one.stride(), one.storage_offset())
+        if bool(places.any()):
+            return True
+        places.fill_(True)
+    return False
 
 
 def _list_memory(nodes: Any, kinds: Sequence[str], key: str = "example_value") -> Iterator[StorageWeakRef]:
@@ -289,7 +314,7 @@ def _overlaps(value: torch.Tensor) -> bool:
 
 
 def _find_problems(
-    program: torch.export.ExportedProgram, *, allows_random: bool, allows_complex: bool
+    program: torch.export.ExportedProgram, *, allows_random: bool, keeps_draws: bool, allows_complex: bool
 ) -> Iterator[str]:
     """Yield the reasons why another compiler would not do the same as PyTorch."""
     own = set(_list_memory(program.graph.nodes, ("placeholder",), "val"))
@@ -302,7 +327,9 @@ def _find_problems(
         given = list_arguments(node)
         is_random = torch.Tag.nondeterministic_seeded in node.target.tags
         is_random = is_random and not any(given.get(name) in (0, 0.0) for name in OFF)
-        if is_random and allows_random and not _is_used(node):  # the next draw would be another without it
+        if (
+            is_random and allows_random and keeps_draws and not _is_used(node)
+        ):  # the next draw would be another without it
             yield f"{node.target} draws random numbers that nothing reads, and decomposing the graph drops it"
         if is_random and not allows_random:
             yield f"{node.target} draws random numbers, and the backend would draw others: use eval() for dropout"

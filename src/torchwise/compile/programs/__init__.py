@@ -134,7 +134,7 @@ def cut_graph(
     if torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in inputs):
         raise UnsupportedError("gradients are enabled, and regions have none: use torch.no_grad()")
     pure = PureGraph(graph, inputs, keeps_strides=True)
-    program = pure.export(allows_random=True, allows_complex=True)
+    program = pure.export(allows_random=True, keeps_draws=not draws, allows_complex=True)
     with dynamo.while_exporting():
         program = program.run_decompositions(_list_decompositions())
         module = pure.inline(program)
@@ -175,7 +175,17 @@ def _make_maker(target: Target, regions: Sequence[Region]) -> Maker:
 def _list_decompositions() -> dict[Any, Callable[..., Any]]:
     """Return how to decompose operators. Those that only draw random numbers stay whole, as their parts draw others."""
     table = torch.export.default_decompositions()
-    return {one: write for one, write in table.items() if str(one) not in DRAWS}
+    own = {torch.ops.aten.eye.default: _decompose_eye, torch.ops.aten.eye.m: _decompose_eye}
+    return {one: write for one, write in table.items() if str(one) not in DRAWS} | own
+
+
+def _decompose_eye(
+    rows: int, columns: int | None = None, *, dtype: torch.dtype | None = None, device: Any = None, **_layout: Any
+) -> torch.Tensor:
+    """Compute an identity matrix. PyTorch's own way counts in uint16 (2.13), which its kernels for GPUs lack."""
+    count = torch.arange(rows if columns is None else columns, device=device)
+    found: torch.Tensor = torch.arange(rows, device=device).unsqueeze(-1) == count
+    return found.to(dtype or torch.get_default_dtype())
 
 
 def _allow_strides(graph: torch.fx.Graph) -> None:

@@ -15,8 +15,7 @@ register(
         "function each, on a GPU one kernel, which reads the weights where they are",
         devices=("cpu", "cuda"),
         modes=("inference",),
-        # Another call of milliseconds is spent in products that libraries do as well, and with threads. No model has
-        # this trait on a GPU yet, where kernels were not measured: a plan has to be named there.
+        # Another call is spent in products that libraries do as well, and on a CPU with threads.
         required_traits=(Trait.ROW_REGIONS,),
         excluded_by=((Trait.WRITES_INPUTS, "the model writes to its inputs, and row programs only compute values"),),
         # 3.0 times the speed of the best other way on 28 small programs, and ahead on all (`benchmarks/results/

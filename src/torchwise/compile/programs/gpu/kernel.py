@@ -54,14 +54,12 @@ class KernelText:
         rows: the number of rows.
         tables: constants of loops, which it is passed after the outputs.
         draws: the number of tensors of random numbers, for each of which it is passed a seed after the tables.
-        has_products: whether it multiplies rows with matrices.
     """
 
     source: str
     rows: int
     tables: tuple[tuple[float, ...], ...]
     draws: int
-    has_products: bool
 
 
 class Writer:
@@ -99,8 +97,7 @@ class Writer:
         self._store_known()
         if self._waiting:
             raise UnsupportedError("an output is made of some repetitions of a loop")
-        source, has_products = self._assemble(), bool(self._program.multiplied)
-        return KernelText(source, self._count_rows(), tuple(self._tables), self._draws, has_products)
+        return KernelText(self._assemble(), self._count_rows(), tuple(self._tables), self._draws)
 
     def _assemble(self) -> str:
         names = [*self._program.parameters, *(f"t{number}" for number in range(len(self._tables)))]

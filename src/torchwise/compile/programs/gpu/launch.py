@@ -13,13 +13,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from torchwise._torch import inductor
+from torchwise.compile.programs.gpu.forms import Form, Work, list_forms
 from torchwise.compile.programs.gpu.kernel import KernelText, Writer
 from torchwise.compile.programs.gpu.program import Program
 from torchwise.errors import UnsupportedError, first_line, format_error
@@ -27,67 +27,11 @@ from torchwise.errors import UnsupportedError, first_line, format_error
 logger = logging.getLogger("torchwise")
 
 NAME = "torchwise_tiles"
-TUNING_S = 60.0
-"""Seconds after which no further form of a kernel is compiled."""
+TUNING_S = 20.0
+"""Seconds after which no further form of a kernel is compiled, once one works."""
 MOST_SEED = 2**31 - 1
-WIDE = 128
-"""Numbers of a row from which on products of it need more threads."""
-MAX_HELD = 64
-"""Most numbers of one tensor that a thread holds. With more, registers go to memory, and compiling takes a minute."""
 CALLS, ROWS = 10, 5
 """Timed calls of each form in a row, and rows of them."""
-
-
-@dataclass(frozen=True)
-class Form:
-    """How a kernel is cut.
-
-    Attributes:
-        block: rows of a program.
-        warps: of 32 threads, of a program.
-        most: the widest tile.
-        precision: of products of float32, as Triton names it.
-    """
-
-    block: int
-    warps: int
-    most: int
-    precision: str
-
-    @property
-    def uses_dot(self) -> bool:
-        """Whether products are made by the processors of matrices, which take 16 rows at least."""
-        return self.block >= 16
-
-
-def list_forms(rows: int, *, has_products: bool, allows_tf32: bool, width: int = 1) -> list[Form]:
-    """Return the forms of a kernel that are tried, the likeliest first.
-
-    Args:
-        rows: their number.
-        has_products: whether it multiplies rows with matrices.
-        allows_tf32: whether float32 may be rounded before products.
-        width: numbers of a row of its widest tensor.
-    """
-    if not has_products:
-        pairs = ((128, 4), (256, 4), (32, 4), (512, 8), (8, 4), (16, 4), (32, 1))
-        return list(dict.fromkeys(_fit_registers(block, warps, width) for block, warps in pairs))
-    if rows == 1:
-        return [Form(1, warps, most, "ieee") for warps, most in ((8, 128), (16, 256), (8, 64), (4, 64), (16, 128))]
-    precisions = ["tf32"] if allows_tf32 else ["tf32x3", "ieee"]
-    sizes = ((16, 4, 64), (32, 4, 64), (64, 4, 64), (16, 4, 128), (64, 8, 128), (128, 8, 64))
-    if width > WIDE:  # more threads, so that each holds fewer numbers
-        sizes = ((16, 8, 64), (16, 4, 64), (32, 8, 64), (16, 8, 128), (64, 16, 64), (128, 16, 64))
-    forms = [Form(*size, precision) for precision in precisions for size in sizes]
-    few = [Form(1, 4, 64, "ieee"), Form(1, 8, 128, "ieee")] if rows <= 64 else []
-    return [*few, *(one for one in forms if one.block < 2 * rows or one.block == 16)]
-
-
-def _fit_registers(block: int, warps: int, width: int) -> Form:
-    """Return a form whose threads hold as many numbers of one tensor as they have registers for."""
-    while block > 1 and block * width > MAX_HELD * 32 * warps:
-        block //= 2
-    return Form(block, warps, 128 if block >= 16 else 1024, "ieee")
 
 
 class Kernel:
@@ -115,8 +59,7 @@ class Kernel:
         self._launch: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]] | None = None
         self._texts: dict[tuple[int, bool], KernelText] = {}
         first = self._write(64, True)  # refuses what has no code, before any call
-        self.rows = first.rows
-        self._has_products = first.has_products
+        self.work = Work(first.rows, program.width, *program.count_weights())
 
     def bind(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a callable, which has `original` answer calls whose inputs lie otherwise in memory."""
@@ -155,9 +98,7 @@ class Kernel:
         """
         device = self._device
         allows_tf32 = device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
-        forms = list_forms(
-            self.rows, has_products=self._has_products, allows_tf32=allows_tf32, width=self._program.width
-        )
+        forms = list_forms(self.work, allows_tf32=allows_tf32)
         file = self._cache_file(device, allows_tf32)
         with contextlib.suppress(OSError, ValueError, TypeError):  # none is kept, or it was cut short
             return self._make_launch(Form(**json.loads(file.read_text())), device)
@@ -199,7 +140,7 @@ class Kernel:
     ) -> Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]:
         text = self._write(form.most, form.uses_dot)
         kernel = load_kernel(text.source)
-        grid = (-(-self.rows // form.block),)
+        grid = (-(-self.work.rows // form.block),)
         tables = [torch.tensor(one, dtype=torch.float64, device=device) for one in text.tables]
         shapes, draws = self._outputs, text.draws
         settings = {"BLOCK": form.block, "PRECISION": form.precision, "num_warps": form.warps, "num_stages": 1}

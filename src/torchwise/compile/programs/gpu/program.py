@@ -21,6 +21,9 @@ from torchwise.errors import UnsupportedError
 Node = torch.fx.Node
 MAX_LINES = 4000
 """Most operators of a kernel's text, each repetition of a loop once. A longer one would compile for minutes."""
+MAX_WEIGHTS = 1 << 19
+"""Most numbers of the matrices of a kernel's products, a loop's once. More take a minute to compile, and each
+multiprocessor has to read them all."""
 REPEATED = "a tensor has the same axis twice, as all pairs of points have"
 MAX_ALONE = 1 << 14
 """Most numbers of an output that has no rows, so that one program computes all of it."""
@@ -41,6 +44,10 @@ class NodeError(UnsupportedError):
     def __init__(self, nodes: Sequence[Node], reason: str) -> None:
         super().__init__(reason)
         self.nodes = nodes
+
+
+class HeavyError(NodeError):
+    """A product that is too much for one kernel, also without loops."""
 
 
 @contextlib.contextmanager
@@ -95,6 +102,16 @@ class Program:
     hidden: set[Node]
     width: int
 
+    def count_weights(self) -> tuple[int, int]:
+        """Return the numbers of the matrices of all products, a loop's once, and the bytes of those of loops."""
+        numbers, repeated = 0, dict[tuple[str, int], int]()
+        for node, bodies in _list_products(self.parts):
+            matrix, view = _matrix_of(node).meta["val"], self.memory.get(_matrix_of(node))
+            numbers += matrix.numel()
+            if len(bodies) > 1 and view is not None:
+                repeated[view.buffer.name, view.offset] = matrix.numel() * matrix.dtype.itemsize
+        return numbers, sum(repeated.values())
+
 
 def prepare(nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Node], *, rolls: bool = True) -> Program:
     """Find the loops and the rows of a region.
@@ -117,6 +134,7 @@ def prepare(nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Nod
     lines = sum(len(part.bodies[0]) if isinstance(part, Loop) else len(part) for part in parts)
     if lines > MAX_LINES:
         raise UnsupportedError(f"it has {lines} operators outside of loops")
+    _check_weights(parts)
     labels = _label(computed, memory)
     for part in parts:
         if isinstance(part, Loop):
@@ -139,6 +157,28 @@ def prepare(nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Nod
     tensors = [labels.dims(node) for node in computed if not _has_parts(node)]
     width = max(math.prod(map(labels.axes.size, labels.axes.list_features(dims))) for dims in tensors)
     return Program(parts, memory, labels, stored, rows, multiplied, names, hidden, width)
+
+
+def _list_products(parts: Sequence[list[Node] | Loop]) -> Iterator[tuple[Node, list[Node]]]:
+    """Yield each product, a loop's once, with those of all its repetitions."""
+    for part in parts:
+        bodies = part.bodies if isinstance(part, Loop) else [part]
+        for place, node in enumerate(bodies[0]):
+            if name_of(node) in ("mm", "addmm"):
+                yield node, [body[place] for body in bodies]
+
+
+def _check_weights(parts: Sequence[list[Node] | Loop]) -> None:
+    """Refuse the product whose matrix is too much for one kernel.
+
+    Raises:
+        HeavyError: there is one. What comes after it is another region.
+    """
+    numbers = 0
+    for node, bodies in _list_products(parts):
+        numbers += _matrix_of(node).meta["val"].numel()
+        if numbers > MAX_WEIGHTS:
+            raise HeavyError(bodies, f"the products of a kernel would have {numbers:,} weights")
 
 
 def _find_memory(nodes: Sequence[Node], inputs: Sequence[Node]) -> dict[Node, View]:

@@ -7,7 +7,7 @@ import torch
 from torchwise.compile.programs.gpu.labels import MAX_MATRIX, has_rule
 from torchwise.compile.programs.gpu.launch import Kernel
 from torchwise.compile.programs.gpu.parts import take_parts_first
-from torchwise.compile.programs.gpu.program import ARGUMENT_ERRORS, NodeError, prepare
+from torchwise.compile.programs.gpu.program import ARGUMENT_ERRORS, HeavyError, NodeError, prepare
 from torchwise.compile.programs.gpu.tiles import TYPES
 from torchwise.compile.programs.lowering import name_of
 from torchwise.compile.programs.regions import Region, strides_of
@@ -75,8 +75,11 @@ class GpuTarget:
             value = node.meta.get("val")
             if not self._is_input(value):
                 return [(user, "an input of it is no plain tensor") for user in region.nodes if user in node.users]
-        failed = self._write(region, rolls=True)
-        return self._write(region, rolls=False) if failed else []  # perhaps only a loop has no code
+        try:
+            failed = self._write(region, rolls=True)
+            return self._write(region, rolls=False) if failed else []  # perhaps only a loop has no code
+        except HeavyError as error:
+            return [(node, str(error)) for node in error.nodes]
 
     def _write(self, region: Region, *, rolls: bool) -> list[tuple[Node, str]]:
         """Make the kernel of a region, with loops if it rolls. Return the nodes that have no code, and why."""
@@ -88,6 +91,8 @@ class GpuTarget:
             nodes = [node for node in graph.nodes if node.op == "call_function"]
             program = prepare(nodes, inputs, outputs, rolls=rolls)
             region.code = Kernel(program, _like(region.inputs), _like_outputs(region.outputs), self._device)
+        except HeavyError as error:
+            raise HeavyError([origins[node] for node in error.nodes], str(error)) from error
         except NodeError as error:
             return [(origins[node], str(error)) for node in error.nodes]
         except (UnsupportedError, *ARGUMENT_ERRORS) as error:

@@ -1,0 +1,93 @@
+"""How the kernel of a region may be cut: rows and threads of a program, widths of tiles, and precision of products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WIDE = 128
+"""Numbers of a row from which on products of it need more threads."""
+MAX_HELD = 64
+"""Most numbers of one tensor that a thread holds. With more, registers go to memory, and compiling takes a minute."""
+MAX_MULTIPLIED = 512
+"""Numbers of matrices, for each thread, from which on more threads are better. So many are 5,000 lines of PTX, which
+compile in seconds, and four times as many take a minute (Triton 3.6)."""
+FEW = 1024
+"""Rows up to which each may have a program of its own. A GPU of 132 multiprocessors runs them in few waves."""
+SHARED = 220 << 10
+"""Bytes of the shared memory of a multiprocessor that a program may have (Hopper: 227 KiB)."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a kernel is cut.
+
+    Attributes:
+        block: rows of a program.
+        warps: of 32 threads, of a program.
+        most: the widest tile.
+        precision: of products of float32, as Triton names it.
+    """
+
+    block: int
+    warps: int
+    most: int
+    precision: str
+
+    @property
+    def uses_dot(self) -> bool:
+        """Whether products are made by the processors of matrices, which take 16 rows at least."""
+        return self.block >= 16
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a kernel does, as far as its form depends on it.
+
+    Attributes:
+        rows: their number.
+        width: numbers of a row of its widest tensor.
+        weights: numbers of the matrices of its products, a loop's once, or 0 without products.
+        repeated_bytes: bytes of the matrices of a loop. Matrix units have them in shared memory throughout the loop.
+    """
+
+    rows: int
+    width: int = 1
+    weights: int = 0
+    repeated_bytes: int = 0
+
+
+def list_forms(work: Work, *, allows_tf32: bool) -> list[Form]:
+    """Return the forms of a kernel that are tried, the likeliest first.
+
+    Args:
+        work: what it does.
+        allows_tf32: whether float32 may be rounded before products.
+    """
+    if not work.weights:
+        pairs = ((128, 4), (256, 4), (32, 4), (512, 8), (8, 4), (16, 4), (32, 1))
+        return list(dict.fromkeys(_fit_registers(block, warps, work.width) for block, warps in pairs))
+    warps = next((one for one in (4, 8) if work.weights <= one * 32 * MAX_MULTIPLIED), 16)
+    if work.rows == 1:
+        sizes = ((max(warps, 8), 128), (16, 256), (32, 256), (16, 128), (8, 64))
+        return list(dict.fromkeys(Form(1, *size, "ieee") for size in sizes))
+    # Of few rows each is multiplied by ordinary arithmetic, which is exact, with the matrices in registers in a loop.
+    alone = ((1, warps), (2, warps), (1, 16), (4, 16)) if work.rows <= FEW else ()
+    few = [Form(*size, 128, "ieee") for size in dict.fromkeys(alone) if size[0] < 2 * work.rows]
+    # TF32 in three parts has the rest of each number beside it.
+    precisions = {"tf32": 1} if allows_tf32 else {"tf32x3": 2, "ieee": 1}
+    least = max(warps, 8 if work.width > WIDE else 4)
+    blocks = ((16, least), (32, max(least, 8)), (64, 8), (64, 16), (128, 16))
+    dots = [
+        Form(block, max(own, warps), 128 if block < 128 else 64, precision)
+        for precision, copies in precisions.items()
+        for block, own in blocks
+        if copies * work.repeated_bytes <= SHARED and (block < 2 * work.rows or block == 16)
+    ]
+    return [*few, *dict.fromkeys(dots)] or [Form(1, warps, 128, "ieee")]
+
+
+def _fit_registers(block: int, warps: int, width: int) -> Form:
+    """Return a form whose threads hold as many numbers of one tensor as they have registers for."""
+    while block > 1 and block * width > MAX_HELD * 32 * warps:
+        block //= 2
+    return Form(block, warps, 128 if block >= 16 else 1024, "ieee")
