@@ -376,6 +376,13 @@ def test_matrices_of_a_loop_fit_the_shared_memory() -> None:
         assert not any(form.uses_dot for form in over)
 
 
+@pytest.mark.parametrize(("rows", "block"), [(1 << 18, 64), (4096, 16)])
+def test_many_rows_are_cut_into_larger_blocks(rows: int, block: int) -> None:
+    forms = list_forms(Work(rows, 256, 1 << 14), allows_tf32=False)
+    assert forms[0].block == block
+    assert {form.block for form in forms} == {16, 32, 64, 128}
+
+
 def test_more_weights_have_more_threads() -> None:
     warps = [min(form.warps for form in list_forms(Work(4096, 64, n), allows_tf32=False)) for n in (1, 10**5, 10**6)]
     assert warps == [4, 8, 16]

@@ -13,6 +13,8 @@ MAX_MULTIPLIED = 512
 compile in seconds, and four times as many take a minute (Triton 3.6)."""
 FEW = 1024
 """Rows up to which each may have a program of its own. A GPU of 132 multiprocessors runs them in few waves."""
+MANY_PROGRAMS = 132
+"""Programs that keep a GPU busy: the multiprocessors of an H200."""
 SHARED = 220 << 10
 """Bytes of the shared memory of a multiprocessor that a program may have (Hopper: 227 KiB)."""
 
@@ -76,7 +78,9 @@ def list_forms(work: Work, *, allows_tf32: bool) -> list[Form]:
     # TF32 in three parts has the rest of each number beside it.
     precisions = {"tf32": 1} if allows_tf32 else {"tf32x3": 2, "ieee": 1}
     least = max(warps, 8 if work.width > WIDE else 4)
-    blocks = ((16, least), (32, max(least, 8)), (64, 8), (64, 16), (128, 16))
+    blocks = [(16, least), (32, max(least, 8)), (64, 8), (64, 16), (128, 16)]
+    if work.rows >= 64 * MANY_PROGRAMS:  # of which larger blocks read the matrices less often
+        blocks = [*blocks[2:], *blocks[1::-1]]
     dots = [
         Form(block, max(own, warps), 128 if block < 128 else 64, precision)
         for precision, copies in precisions.items()
