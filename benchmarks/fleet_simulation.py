@@ -116,7 +116,7 @@ class Fleet:
         )
 
     def _device(self) -> Generator[simpy.Event, Any, None]:
-        """Search study after study, with the store requests of `torchwise.study.run` for each trial, in order."""
+        """Search study after study, with the requests of `study/search_loop.py` for each trial, in order."""
         yield self._world.timeout(self._random.uniform(0, self._trial_s))  # devices do not start in step
         service = self._service
         while True:

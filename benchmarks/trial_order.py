@@ -78,7 +78,7 @@ def search(target: str, order: str, options: argparse.Namespace) -> dict[str, An
 def patch_order(order: str) -> Any:
     """Return a context in which searches know the shipped studies, or none."""
     known = {"learned": lambda *_: read_shipped(), "by compile time": lambda *_: ()}
-    return patch("torchwise.study.run.read_past", known[order])
+    return patch("torchwise.study.search_loop.read_past", known[order])
 
 
 def list_found(study: torchwise.Study, began: float) -> list[list[float]]:

@@ -802,7 +802,7 @@ def test_what_ran_out_of_time_is_tried_again_where_it_has_more(
 ) -> None:
     table.known[INDUCTOR] = Failure(FailureKind.TIMED_OUT, "compile", "passed its limit of 0 s")
     monkeypatch.setitem(EFFORTS, "quick", replace(EFFORTS["quick"], trial_s=-1.0))
-    monkeypatch.setattr("torchwise.study.run.CALLS_PER_TRIAL", 0)
+    monkeypatch.setattr("torchwise.study.search_loop.CALLS_PER_TRIAL", 0)
     for _ in range(2):
         run_study(request(effort="quick"), storage, table, Listener())
     assert table.list_tried().count(INDUCTOR) == 1

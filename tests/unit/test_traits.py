@@ -20,7 +20,7 @@ from torchwise.records.codec import from_builtins, to_builtins
 SOURCE = Path(torchwise.__file__).parent
 FINDERS = (
     *("trial/inspection.py", "trial/step_inspection.py", "trial/plain_call.py", "compile/optimizer.py"),
-    *("study/history.py", "study/run.py"),
+    *("study/history.py", "study/search_loop.py"),
 )
 """The files that find traits: those of the plain model, of a training step, and those that trials show."""
 
