@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import threading
 import time
 from collections.abc import Callable
 
@@ -158,6 +159,57 @@ def test_a_dumb_terminal_gets_a_log() -> None:
     a_run(Progress(console, clock=clock), clock, a_trial())
     assert "profiling the model" in file.getvalue()
     assert "\x1b[?25l" not in file.getvalue()
+
+
+def test_a_log_of_trials_side_by_side_has_the_stages_of_each() -> None:
+    """Each lane of a search tells of its trials from a thread of its own."""
+    file, clock = io.StringIO(), Clock()
+    progress = Progress(Console(file=file, width=80), clock=clock)
+    both_begun, one_ended = threading.Barrier(2), threading.Event()
+
+    def try_other() -> None:
+        progress.start_trial(4, a_plan(threads=1), "")
+        progress.stage("load")
+        both_begun.wait(30)
+        one_ended.wait(30)
+        progress.finish_trial(a_trial(4, a_plan(threads=1), measurement=None, verdict=None))
+
+    with progress:
+        progress.start_trial(3, a_plan(), "")
+        other = threading.Thread(target=try_other)
+        other.start()
+        both_begun.wait(30)
+        progress.stage("compile")
+        clock.now += 5
+        progress.finish_trial(a_trial(3, measurement=None, verdict=None))
+        clock.now += 2
+        one_ended.set()
+        other.join()
+    assert file.getvalue().splitlines() == [
+        "[   0:00] trial 3: inductor",
+        "[   0:00] trial 4: inductor + 1 thread",
+        "[   0:05] trial 3: inductor: not verified, so it cannot be chosen (compile 5 s)",
+        "[   0:07] trial 4: inductor + 1 thread: not verified, so it cannot be chosen (load 7 s)",
+    ]
+
+
+def test_a_terminal_has_a_line_for_each_trial_that_runs() -> None:
+    file, clock = io.StringIO(), Clock()
+    console = Console(file=file, width=100, force_terminal=True, color_system=None, _environ={"TERM": "xterm"})
+    with Progress(console, clock=clock) as progress:
+        progress.start_trial(3, a_plan(), "")
+        progress.stage("compile")
+        clock.now += 3
+        other = threading.Thread(target=lambda: progress.start_trial(4, a_plan(threads=1), ""))
+        other.start()
+        other.join()
+        clock.now += 10
+        wait_for(file, "0:13 in total")
+        progress.finish_trial(a_trial(3))
+        wait_for(file, "0:10 on this, 0:13 in total, eager leads")
+    found = file.getvalue()
+    assert "trial 3: inductor, compile (0:13)" in found
+    assert "trial 4: inductor + 1 thread (0:10)" in found
 
 
 def test_the_cursor_comes_back_after_an_interruption() -> None:

@@ -149,7 +149,7 @@ class _StageProgress(Progress):
 
     def stage(self, name: str) -> None:
         """Show a stage."""
-        if name and name != self._task:
+        if name and name != self._here.name:
             self._begin(name)
 
 

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 
 class Listener:
-    """Told of each step as it begins or ends. A method that is not overridden does nothing. None may raise."""
+    """Told of each step as it begins or ends. A method that is not overridden does nothing. None may raise.
+
+    A search that tries several plans at once has a thread for each, which tells of its own trials and their stages. So
+    the steps of several threads go on side by side, and a method may be called while another one runs.
+    """
 
     def stage(self, name: str) -> None:
         """A worker entered a stage."""

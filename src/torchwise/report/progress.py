@@ -6,8 +6,10 @@ Each is one live line on a terminal, and one line per event in a log.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -39,11 +41,25 @@ LONG_WAIT_S = 10.0
 NO_FAULT = "no fault found yet"
 
 
+@dataclass(slots=True)
+class _Task:
+    """The current task of one thread, or "", with its stage, and the seconds of its stages before."""
+
+    name: str
+    begun: float
+    stage: str = ""
+    stage_begun: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
+    spinner: Spinner = field(default_factory=lambda: Spinner("dots"))
+
+
 class Progress(Listener):
-    """Context manager and listener of a study that shows the current trial, its duration, and the leader.
+    """Context manager and listener of a study that shows the current trials, their durations, and the leader.
 
     On a terminal the current state is redrawn in place, and finished trials scroll above it. Elsewhere (a file, a CI
     log, a dumb terminal) each event is one plain line. It writes to standard error, so that results can be piped.
+
+    Each thread has a task of its own, as each lane of a search tries another plan.
     """
 
     def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,16 +67,15 @@ class Progress(Listener):
         self._clock = clock
         self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
         self._live: Live | None = None
-        self._spinner = Spinner("dots")
-        self._start = self._task_start = self._stage_start = clock()
-        self._task, self._stage, self._leader = "", "", "eager leads"
-        self._stages: dict[str, float] = {}
+        self._start = clock()
+        self._tasks: dict[int, _Task] = {}
+        self._leader = "eager leads"
         self._work: StepWork | None = None
         self._trials_begun, self._ahead, self._end = 0, "", math.inf
         self._eager_s = 0.0
 
     def __enter__(self) -> Self:
-        self._start = self._task_start = self._clock()
+        self._start = self._here.begun = self._clock()
         if self._is_live:
             self._live = Live(
                 get_renderable=self._state,
@@ -75,6 +90,14 @@ class Progress(Listener):
         if self._live:
             self._live.stop()
             self._live = None
+
+    @property
+    def _here(self) -> _Task:
+        """The calling thread's task."""
+        thread = threading.get_ident()
+        if thread not in self._tasks:
+            self._tasks[thread] = _Task("", self._clock(), stage_begun=self._clock())
+        return self._tasks[thread]
 
     def start_search(self, limit_s: float, max_trials: int | None) -> None:
         """Say how long the search may take."""
@@ -114,12 +137,12 @@ class Progress(Listener):
 
     def stage(self, name: str) -> None:
         """Enter a stage of the worker. A log has a line for it only after a long wait."""
-        if name == self._stage == WAITING:
+        here, now = self._here, self._clock()
+        if name == here.stage == WAITING:
             return
-        now = self._clock()
-        self._stages[self._stage] = self._stages.get(self._stage, 0.0) + now - self._stage_start
-        waited_s = now - self._stage_start if self._stage == WAITING else 0.0
-        self._stage, self._stage_start = show.one_line(name), now
+        here.stages[here.stage] = here.stages.get(here.stage, 0.0) + now - here.stage_begun
+        waited_s = now - here.stage_begun if here.stage == WAITING else 0.0
+        here.stage, here.stage_begun = show.one_line(name), now
         if waited_s >= LONG_WAIT_S:
             self._say(f"waited {show.seconds(waited_s)} for another Torchwise process on this device")
 
@@ -129,7 +152,7 @@ class Progress(Listener):
         throughput_text = self._describe_throughput(trial)
         result = f"{outcome(trial)}{throughput_text}{self._describe_stages()}"
         self._say(f"trial {trial.number}: {show.one_line(str(trial.plan))}: {result}")
-        self._task = ""
+        self._here.name = ""
 
     def change_leader(self, plan: Plan, speedup: Interval | None) -> None:
         """Announce a new leading plan."""
@@ -147,14 +170,14 @@ class Progress(Listener):
         if duel := trial.duel:
             result = f"{show.speedup(duel.measurement.speedup)} its speed" if duel.measurement else f"it {duel.failure}"
             self._say(show.one_line(f"{_name_pair(trial.plan, duel.rival)}: {result}"))
-        self._task = ""
+        self._here.name = ""
 
     def finish_repeat(self, trial: Trial) -> None:
         """Finish timing a plan against eager in another process."""
         self.stage("")
         cold = f"; with cold caches {show.speedup(trial.cold_speedup)}" if trial.cold_speedup else ""
         self._say(f"{show.one_line(str(trial.plan))} in {len(trial.processes)} processes: {outcome(trial)}{cold}")
-        self._task = ""
+        self._here.name = ""
 
     def note(self, text: str) -> None:
         """Show a note for the user."""
@@ -170,14 +193,15 @@ class Progress(Listener):
 
     def _begin(self, task: str, because: str = "") -> None:
         self.stage("")
-        self._task, self._task_start = task, self._clock()
-        self._stages.clear()
+        here = self._here
+        here.name, here.begun = task, self._clock()
+        here.stages.clear()
         if not self._live:
             self._say(f"{task}{because}")
 
     def _describe_stages(self) -> str:
         """Return the seconds of each stage of the task, for a log. On a terminal they were seen to pass."""
-        long = {name or LOADING: s for name, s in self._stages.items() if s >= MIN_STAGE_S}
+        long = {name or LOADING: s for name, s in self._here.stages.items() if s >= MIN_STAGE_S}
         if self._is_live or not long:
             return ""
         return f" ({', '.join(f'{name} {show.tick(round(s, 1))}' for name, s in long.items())})"
@@ -189,12 +213,19 @@ class Progress(Listener):
 
     def _state(self) -> RenderableType:
         """Return the current display, each line cut to the terminal's width."""
-        now = self._clock()
-        stage = f", {self._stage}" if self._stage else ""
-        self._spinner.update(text=_cut(f"{self._task or 'choosing the next plan'}{stage}"))
+        now, tasks = self._clock(), list(self._tasks.values())
+        shown = [task for task in tasks if task.name] or tasks[:1]
         left = "" if math.isinf(self._end) else f"about {show.clock(max(self._end - now, 0))} left, "
-        elapsed = f"  {show.clock(now - self._task_start)} on this, {show.clock(now - self._start)} in total, {left}"
-        return Group(self._spinner, _cut(elapsed + self._leader, "dim"))
+        own = f"{show.clock(now - shown[0].begun)} on this, " if len(shown) == 1 else ""
+        elapsed = f"  {own}{show.clock(now - self._start)} in total, {left}"
+        return Group(*(self._draw(task, len(shown) > 1) for task in shown), _cut(elapsed + self._leader, "dim"))
+
+    def _draw(self, task: _Task, is_one_of_several: bool) -> Spinner:
+        """Return the line of a task, with its own seconds if there are several."""
+        stage = f", {task.stage}" if task.stage else ""
+        seconds = f" ({show.clock(self._clock() - task.begun)})" if is_one_of_several else ""
+        task.spinner.update(text=_cut(f"{task.name or 'choosing the next plan'}{stage}{seconds}"))
+        return task.spinner
 
 
 class BenchProgress(Progress):
@@ -211,7 +242,8 @@ class BenchProgress(Progress):
         super().__init__(console, clock=clock)
         self.benchmark: Benchmark | None = None
         self._keep = keep
-        self._target, self._task, self._leader = "", "measuring the peaks of the hardware", "no row is done yet"
+        self._target, self._leader = "", "no row is done yet"
+        self._here.name = "measuring the peaks of the hardware"
 
     def start_target(self, workload: WorkloadSpec, number: int, total: int) -> None:
         """Start target `number` of `total`."""
@@ -229,7 +261,7 @@ class BenchProgress(Progress):
         self.update_row(benchmark, row)
         self._say(f"{show.one_line(row.workload.target)}: {to_log_line(line_of(row, benchmark))}")
         self._leader = f"{show.pluralize(len(benchmark.rows), 'row')} done"
-        self._task = self._target
+        self._here.name = self._target
 
     def update_row(self, benchmark: Benchmark, row: Row) -> None:  # noqa: ARG002 - the final table shows it
         """Keep a row that was timed in another process."""
@@ -258,7 +290,8 @@ class BisectProgress(Progress):
         """Start a probe."""
         if not self.steps:
             self._leader = NO_FAULT
-        self._task, self._stage, self._task_start = show.one_line(name), "", self._clock()
+        here = self._here
+        here.name, here.stage, here.begun = show.one_line(name), "", self._clock()
 
     def finish_probe(self, step: Step) -> None:
         """Finish a probe."""
@@ -266,7 +299,7 @@ class BisectProgress(Progress):
         if step.observation.is_fault and self._leader == NO_FAULT:
             self._leader = f"the fault: {describe_symptom(step.observation)}"
         self._say(f"{show.one_line(step.what)}: {describe_symptom(step.observation)} ({show.seconds(step.seconds)})")
-        self._task, self._stage = "", ""
+        self._here.name = self._here.stage = ""
 
 
 def outcome(trial: Trial) -> str:
