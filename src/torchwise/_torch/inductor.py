@@ -75,6 +75,12 @@ def patch_config(settings: dict[str, Any]) -> AbstractContextManager[None]:
     return context
 
 
+def limit_compile_threads(most: int) -> None:
+    """Have Inductor compile kernels in at most so many processes at once. That is no part of the keys of its caches."""
+    config = CONFIG.get()
+    config.compile_threads = min(config.compile_threads or most, most)
+
+
 def list_mode_options() -> dict[str, dict[str, Any]]:
     """Return the options of each mode of `torch.compile`."""
     modes: dict[str, dict[str, Any]] = LIST_MODE_OPTIONS.get()()

@@ -10,7 +10,7 @@ A compiler works on the CPU's cores, and on a GPU only in moments, when it times
 may have cores of its own, if its starter says so by TORCHWISE_OWN_CORES=1. A worker that compiles then steps aside
 (`aside`), so that another may measure, and shares the GPU again for those moments (`share_temporarily`). Without the
 variable it keeps its share: on common cores it would slow the host's side of a measurement. It also keeps it on the
-CPU, where the cores are the device.
+CPU, where the cores are the device. A search gives its workers such cores (`study/lanes.py`), one search at a time.
 """
 
 from __future__ import annotations
@@ -46,10 +46,7 @@ class DeviceLock:
     """
 
     def __init__(self, device: str, report_wait: Callable[[bool], None], folder: Path | None = None) -> None:
-        folder = folder or Path(tempfile.gettempdir(), f"torchwise-turns-{os.getuid()}")
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._door, self._room = (os.open(folder / f"{device}.{part}", flags, 0o600) for part in ("door", "room"))
+        self._door, self._room = (_open_lock(f"{device}.{part}", folder) for part in ("door", "room"))
         self._report_wait = report_wait
         self._has_reported = False
         self.waited_s = 0.0
@@ -130,6 +127,30 @@ class DeviceLock:
             fcntl.flock(file, kind)
 
 
+def _open_lock(name: str, folder: Path | None = None) -> int:
+    """Open the file of a lock, by default in the folder that all processes of this user share."""
+    folder = folder or Path(tempfile.gettempdir(), f"torchwise-turns-{os.getuid()}")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+@contextlib.contextmanager
+def hold_cores() -> Iterator[bool]:
+    """Yield whether this process may give its workers cores of their own meanwhile, as one of a user's at a time may.
+
+    Two that divide the same cores would have compilers of the one on cores on which the other measures.
+    """
+    with contextlib.ExitStack() as opened:
+        is_held = False
+        if fcntl is not None:
+            with contextlib.suppress(OSError):  # another process holds it, or there is no folder for locks
+                file = _open_lock("cores")
+                opened.callback(os.close, file)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_held = True
+        yield is_held
+
+
 def name_of(device: str) -> str:
     """Return the name of `device`, "cpu" or "cuda", that all processes on this machine use for it."""
     if device == "cpu":
@@ -174,6 +195,11 @@ def alone() -> Iterator[None]:
         return
     with _joined.alone():
         yield
+
+
+def has_joined() -> bool:
+    """Say whether this process shares a device with others by the lock."""
+    return _joined is not None
 
 
 def may_step_aside() -> bool:

@@ -24,6 +24,7 @@ from torchwise.environment import (
     read_throttled_s,
     usable_cpus,
 )
+from torchwise.measure import device_lock
 from torchwise.records import Measurement
 from torchwise.records.measurement import CoreUse, Throttling
 
@@ -127,10 +128,17 @@ def _gpu(measurement: Measurement) -> list[str]:
         least, most = measurement.sm_clock_mhz
         found.append(f"the GPU was throttling ({', '.join(slowed)}): its clock was {least} to {most} MHz")
     others = {int(row[0]) for row in query_gpu("pid", "compute-apps") if row[0].isdigit()}
-    family = {psutil.Process().pid, *(parent.pid for parent in psutil.Process().parents())}
-    if foreign := others - family:
+    if foreign := others - _list_family():
         found.append(f"{len(foreign)} other process{'es' * (len(foreign) > 1)} used the GPU meanwhile")
     return found
+
+
+def _list_family() -> set[int]:
+    """Return the ids of this process, of those above it, and of workers beside it, which wait while it measures."""
+    own = psutil.Process()
+    parents = own.parents()
+    beside = parents[0].children(recursive=True) if parents and device_lock.has_joined() else []
+    return {process.pid for process in (own, *parents, *beside)}
 
 
 try:

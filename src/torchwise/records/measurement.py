@@ -263,6 +263,8 @@ class Inspection:
         properties: checks of the properties that the user requires, on the plain model itself.
         weights: the digest of the weights' values if a tolerance judges plans, or "".
         takes_other_sizes: whether the model takes inputs of other sizes, or None if that was not tried.
+        device_memory: the most bytes of GPU memory that the process held, weights and inputs included, or None on a CPU
+            and in records of earlier versions.
     """
 
     identity: str
@@ -282,6 +284,7 @@ class Inspection:
     properties: tuple[Check, ...] = ()
     weights: str = ""
     takes_other_sizes: bool | None = None
+    device_memory: Count | None = None
 
     @property
     def time_by_kind(self) -> dict[str, float]:

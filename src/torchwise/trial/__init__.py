@@ -2,7 +2,8 @@
 
 from torchwise.trial.budget import Budget
 from torchwise.trial.job import DerivedJob, Job, ProcessSettings
-from torchwise.trial.launcher import Launcher, Limits, ProcessLauncher
+from torchwise.trial.launcher import Launcher, ProcessLauncher
+from torchwise.trial.limits import Limits
 from torchwise.trial.run_trial import (
     SentModel,
     Stopwatch,

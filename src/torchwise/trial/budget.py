@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from torchwise.records import Failure, FailureKind, WorkerStage
 from torchwise.records import format as show
-from torchwise.trial.launcher import Launcher, Limits, OnStage
+from torchwise.trial.launcher import Launcher, OnStage
+from torchwise.trial.limits import Limits
 from torchwise.trial.run_trial import Stopwatch
 from torchwise.trial.worker import Assignment
 

@@ -8,7 +8,8 @@ from torchwise.errors import GraphBreakError, UnsupportedError
 from torchwise.records import Failure, FailureKind
 from torchwise.trial.error_origin import make_budget_error
 from torchwise.trial.job import DerivedJob, Job
-from torchwise.trial.launcher import Launcher, Limits, OnStage
+from torchwise.trial.launcher import Launcher, OnStage
+from torchwise.trial.limits import Limits
 from torchwise.trial.run_trial import ask_worker
 
 

@@ -19,7 +19,7 @@ from torchwise.compile.transforms.patch_matmul import has_patches
 from torchwise.compile.transforms.static_form import has_static_form
 from torchwise.compile.transforms.structure_of_arrays import reads_across
 from torchwise.measure.clock import Clock
-from torchwise.measure.memory import peak_memory
+from torchwise.measure.memory import measure_reserved_memory, peak_memory
 from torchwise.measure.paired_timing import Mix, Precision, measure_pair
 from torchwise.measure.profile import profile_of
 from torchwise.plan.effort import EffortProfile
@@ -156,6 +156,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         properties=check_original(job.workload, workload),
         weights=weights,
         takes_other_sizes=bool(others) if job.tries_sizes or job.workload.sizes == "varying" else None,
+        device_memory=measure_reserved_memory(),
     )
 
 

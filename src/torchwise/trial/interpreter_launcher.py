@@ -24,7 +24,8 @@ from torchwise.environment import Environment
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.records import Failure
 from torchwise.trial import worker
-from torchwise.trial.launcher import SERVER_VARIABLES, Limits, OnStage, hold_conversation
+from torchwise.trial.launcher import SERVER_VARIABLES, OnStage, hold_conversation
+from torchwise.trial.limits import Limits
 from torchwise.trial.worker import Assignment, Stage
 
 PACKAGE = Path(__file__).parents[1]

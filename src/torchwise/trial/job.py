@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from torchwise.measure.device_lock import OWN_CORES
 from torchwise.plan import EAGER, Plan, Trait
 from torchwise.plan.effort import EFFORTS, EffortProfile
 from torchwise.plan.workload_spec import BatchDim, WorkloadSpec
@@ -85,6 +86,7 @@ class Job:
         batch: run on the first example alone, at this batch size, or None for that of the workload.
         reads: file for what loading the target reads (`trial/loading_reads.py`), or "" for none.
         tries_sizes: whether the inspection also finds out if the model takes inputs of other sizes.
+        cores: the CPU cores of this worker alone, or none if it may use all of this process's.
     """
 
     task: Task
@@ -106,6 +108,7 @@ class Job:
     batch: BatchDim | None = None
     reads: str = ""
     tries_sizes: bool = False
+    cores: tuple[int, ...] = ()
 
     def identity_of(self, workload: str) -> str:
         """Return the identity of a workload under this job's settings, which change what eager does, and its rules."""
@@ -116,7 +119,8 @@ class Job:
         """Return every environment variable that the worker must see."""
         caches = {"TORCHINDUCTOR_CACHE_DIR": self.cache_dir, "TRITON_CACHE_DIR": f"{self.cache_dir}/triton"}
         plain = {"TORCHWISE_DISABLE": "1"}  # parts of a candidate are plain here: a worker seeks no plans for them
-        return {**self.environment, **(caches if self.cache_dir else {}), **plain}
+        own_cores = {OWN_CORES: "1"} if self.cores else {}
+        return {**self.environment, **(caches if self.cache_dir else {}), **own_cores, **plain}
 
 
 class DerivedJob:

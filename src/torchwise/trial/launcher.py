@@ -17,7 +17,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -33,6 +32,7 @@ from torchwise.records import Failure, FailureKind, WorkerStage, codec
 from torchwise.records.trial import WAITING
 from torchwise.trial import preload, worker
 from torchwise.trial.known_checks import add_checks, known_checks
+from torchwise.trial.limits import Limits
 from torchwise.trial.worker import Assignment, MessageKind, UserError
 
 PRELOAD = ["torchwise.trial.server"]
@@ -60,28 +60,6 @@ MAX_TRACEBACK = 8000
 OnStage = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The resources of a worker until it is ended.
-
-    Attributes:
-        time_s: wall seconds, without those in which it waits for others.
-        memory_bytes: resident memory, that of its children included.
-        end_s: wall seconds after which it is ended in any case, its start and all its waits included.
-        compile_s: wall seconds of one stage that compiles, without those in which it waits for others.
-    """
-
-    time_s: float
-    memory_bytes: int
-    end_s: float = math.inf
-    compile_s: float = math.inf
-
-    @classmethod
-    def from_free_memory(cls, time_s: float) -> Limits:
-        """Grant nine tenths of the memory that is free now, as the rest keeps the user's own program alive."""
-        return cls(time_s, int(psutil.virtual_memory().available * 0.9))
-
-
 class Launcher(Protocol):
     """Runs jobs somewhere else. A candidate's failure must never make it raise.
 
@@ -98,6 +76,7 @@ class Launcher(Protocol):
         Raises:
             InputError: the user's target or inputs cannot be used.
             BaselineError: the plain model fails.
+            StoppedError: the limits have a `stop`, and it is set.
         """
         ...
 
@@ -208,6 +187,7 @@ class _Conversation:
         """Listen until the worker answers, dies, or passes a limit. Its start began at `begun`."""
         self._deadline, end = time.monotonic() + self._limits.time_s, begun + self._limits.end_s
         while True:
+            self._limits.check_stop()
             if self._receiver.poll(POLL_S):
                 try:
                     kind, payload = self._receiver.recv()
@@ -287,8 +267,10 @@ class _Conversation:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def _make_exit_failure(self) -> Failure:
-        self._process.join(10)
-        code = self._process.exitcode
+        # A start asks every worker for its end, and of two threads that ask at once, one is told a wrong exit code.
+        with _start_lock:
+            self._process.join(10)
+            code = self._process.exitcode
         name = f"exit code {code}" if code is None or code >= 0 else signal_name(-code)
         return Failure(FailureKind.DIED, self._stage, name, self._read_log()[-LOG_TAIL:].strip())
 

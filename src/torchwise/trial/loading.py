@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from torchwise._torch import inductor
 from torchwise.errors import InputError, WorkloadError, format_error
 from torchwise.measure import device_lock
 from torchwise.trial import pickling
@@ -39,6 +40,8 @@ def load(job: Job) -> Workload:
     """
     if job.settings is not None:
         job.settings.apply()
+    if job.cores:
+        _limit_threads(len(job.cores))
     check_device(job.workload.device)
     device_lock.join(job.workload.device)
     workload = _load_workload(job)
@@ -54,6 +57,16 @@ def load(job: Job) -> Workload:
     spec = job.workload
     is_searched = spec.sizes == "varying" and not spec.varying  # the inspection still reads the marks
     return workload if is_searched else add_other_sizes(strip_marks(workload), spec.varying)
+
+
+def _limit_threads(cores: int) -> None:
+    """Have operators and Inductor use no more threads than this worker has cores of its own.
+
+    Both have counted the cores of the workers' server, from which this process was forked.
+    """
+    if torch.get_num_threads() > cores:
+        torch.set_num_threads(cores)
+    inductor.limit_compile_threads(cores)
 
 
 class RepeatableStep(TrainStep):

@@ -31,7 +31,8 @@ from torchwise.records.trial import WAITING, with_repeat
 from torchwise.records.verdict import compare_processes
 from torchwise.trial.error_origin import make_failure_error
 from torchwise.trial.job import Attempt, Job, ProcessSettings, Restart
-from torchwise.trial.launcher import Launcher, Limits, OnStage
+from torchwise.trial.launcher import Launcher, OnStage
+from torchwise.trial.limits import Limits
 from torchwise.trial.worker import Assignment
 
 if TYPE_CHECKING:
@@ -272,8 +273,8 @@ class Stopwatch:
     @property
     def waited_s(self) -> float:
         """The seconds of waiting so far, a wait that is not over included."""
-        ongoing = 0.0 if self._waits_since is None else time.monotonic() - self._waits_since
-        return self._waited_s + ongoing
+        since = self._waits_since  # read once: a worker of another thread may go on meanwhile
+        return self._waited_s + (0.0 if since is None else time.monotonic() - since)
 
     @property
     def elapsed_s(self) -> float:

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from multiprocessing.connection import Connection
@@ -105,6 +105,7 @@ def main(job: Assignment, connection: Connection, log: str, checks: Mapping[str,
     `checks` are those of the CPU's instruction sets that earlier workers made (`_torch/cpu_isa_cache.py`).
     """
     _become_leader()
+    _take_cores(getattr(job, "cores", ()))
     threading.Thread(target=_follow_parent, args=(connection,), daemon=True).start()
     os.environ.update(job.variables())
     try:
@@ -196,6 +197,13 @@ def _become_leader() -> None:
         # If memory runs out, let the kernel end the candidate and not the user's program.
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
+
+
+def _take_cores(cores: Collection[int]) -> None:
+    """Run on these CPU cores alone, with all threads and compilers that this process starts. None stands for all."""
+    if cores:
+        with contextlib.suppress(OSError):  # they were taken from this program meanwhile: it has the others
+            os.sched_setaffinity(0, cores)
 
 
 def end_with_parent() -> None:
