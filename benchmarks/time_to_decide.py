@@ -116,6 +116,7 @@ def tune(options: argparse.Namespace, store: str, plans: list[Plan] | None = Non
         effort=options.effort,
         budget=options.budget,
         plans=plans,
+        workers=1,
         store=str(path_of(options, store)),
         progress=False,
     )

@@ -565,6 +565,21 @@ def test_cold_caches_are_timed_in_the_last_search_alone(monkeypatch: pytest.Monk
     assert asked == [("quick", False), ("standard", True)]
 
 
+def test_a_search_in_the_background_leaves_cores_and_memory_to_the_program(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[int | None] = []
+
+    def run_study(request: Request, *_: Any, **__: Any) -> Study:
+        asked.append(request.workers)
+        return a_study(decided=99)
+
+    monkeypatch.setattr(search, "run_study", run_study)
+    order = Order(Request(WorkloadSpec("live:m"), workers=None), ("quick",), str(tmp_path / "s.db"), ())
+    search.search(order, tmp_path, Workers({}), lambda news: None)  # type: ignore[arg-type]
+    assert asked == [1]
+
+
 class Searched:
     """Stands in for the search: it takes all the time that it may, by a clock, and finds `COMPILED`."""
 

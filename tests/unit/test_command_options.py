@@ -54,7 +54,7 @@ FREE = {
     *("--inputs", "--iterations", "--json", "--latency-limit", "--limit", "--lock", "--max-count", "--max-size"),
     *("--memory-limit", "--metric", "--module", "--parallel", "--plots", "--port", "--public", "--python"),
     *("--reason", "--repro", "--restarts", "--resume", "--search-budget", "--seed", "--sha256", "--store", "--suite"),
-    *("--threshold", "--to", "--tolerance", "a", "b", "candidate", "file", "manifest", "place", "program"),
+    *("--threshold", "--to", "--tolerance", "--workers", "a", "b", "candidate", "file", "manifest", "place", "program"),
     *("reference", "schema", "size", "url"),
 }
 """Options and arguments whose values nobody can list: numbers, texts, and files, which the shell completes."""

@@ -89,6 +89,7 @@ def test_the_second_compilation_finds_the_decision_in_the_store(searches: list[A
         assert len(searches) == 3  # another shape
     compile_model()(x).sum().backward()
     assert [request.workload.mode for request in searches] == ["inference"] * 3 + ["training"]
+    assert {request.workers for request in searches} == {1}, "other processes of the program may tune meanwhile"
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     with open_storage(store) as storage:
         assert {s.target[:11] for s in storage.list_studies()} == {"live:graph-"}

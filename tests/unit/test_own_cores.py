@@ -27,7 +27,7 @@ def test_the_variables_of_a_worker_say_that_its_cores_are_its_own() -> None:
 
 
 def test_workers_of_one_server_are_no_foreign_programs_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They wait for whoever measures. Outside a worker, what a parent process starts may be any program."""
+    """They wait for whoever measures. Outside a worker, a parent process may start any program."""
     beside = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
     beside.start()
     own = psutil.Process

@@ -300,6 +300,7 @@ OF_A_SEARCH: dict[str, tuple[list[str], Callable[[Request], object], object]] = 
     "objective": (["--objective", "throughput"], lambda r: r.workload.objective, "throughput"),
     "iterations": (["--iterations", "50"], lambda r: r.iterations, 50),
     "fullgraph": (["--fullgraph"], lambda r: r.fullgraph, True),
+    "workers": (["--workers", "2"], lambda r: r.workers, 2),
     "require": (
         ["--require", "deterministic", "--require", "bitwise"],
         lambda r: r.workload.require,

@@ -256,6 +256,7 @@ def test_a_manifest_that_cannot_be_read_is_refused_with_the_place(tmp_path: Path
         ("devices = ['tpu']", "device is 'tpu'"),
         ("compile_timeout = 0", "compile_timeout is 0.0, but must be a number of seconds above 0"),
         ("iterations = 3", "iterations is 3, but must be a whole number from 5 to 400"),
+        ("workers = 0", "workers is 0, but must be a whole number of at least 1"),
         ("plan = ['{}']", "plan"),
     ],
 )
@@ -267,16 +268,17 @@ def test_what_tune_would_refuse_is_refused_before_anything_runs(tmp_path: Path, 
 
 def test_a_task_is_the_words_of_tune_and_these_are_understood() -> None:
     task = Task("-odd:name", "cpu", calls=7, memory_limit=1.5, budget=3.0, plan=(Plan(threads=1).to_json(),))
-    task = replace(task, compile_timeout=60.0, iterations=50)
+    task = replace(task, compile_timeout=60.0, iterations=50, workers=2)
     words = task.arguments()
     assert words[0] == "tune"
     assert {"--device=cpu", "--calls=7", "--memory-limit=1.5", "--budget=3.0"} < set(words)
-    assert {"--compile-timeout=60.0", "--iterations=50"} < set(words)
+    assert {"--compile-timeout=60.0", "--iterations=50", "--workers=2"} < set(words)
     said = CliRunner().invoke(app, [*words[:-1], "nothing"])
     assert "names no factory" in str(said.exception)
     request = replace(task, target="zoo:tutorial.fusion_demo").request()
     assert request.make_limits(1.0).compile_s == 60.0
     assert request.make_job("try").effort.rounds == 50
+    assert request.workers == 2
 
 
 @pytest.mark.parametrize(
@@ -327,6 +329,8 @@ def test_this_machine_has_a_slot_for_each_gpu_and_the_processor_shares_the_first
     assert [slot.variables.get("CUDA_VISIBLE_DEVICES") for slot in slots] == expected
     assert ["cpu" in slot.devices for slot in slots] == [True, *[False] * (len(slots) - 1)]
     assert len(choice.slots("process", None, 1)) == 1
+    assert {slot.options for slot in slots} == {("--workers=1",) if len(slots) > 1 else ()}, "they share the cores"
+    assert choice.slots("process", None, 1)[0].options == ()
 
 
 @pytest.mark.parametrize(("targets", "code"), [(["a", "b"], 0), (["a", "broken"], 3), (["dies", "a"], 1)])
@@ -353,12 +357,14 @@ def test_the_command_shows_and_writes_every_study_and_its_exit_code_says_the_wor
 def test_every_option_of_a_study_reaches_its_request() -> None:
     plan = Plan(threads=1)
     numbers: dict[str, Any] = {"calls": 7, "restarts": 3, "seed": 11, "memory_limit": 1.5, "budget": 3.0}
+    numbers["workers"] = 2
     task = Task(
         "m:f", "cpu", "training", allow="lower-precision", effort="quick", plan=(plan.to_json(),), cold=True, **numbers
     )
     request = task.request(fresh=True)
     spec = WorkloadSpec("m:f", "cpu", "training", "latency", 7, 3, 11, 3 * 2**29)
-    assert request == Request(spec, Numerics.LOWER_PRECISION, "quick", 3.0, (plan,), fresh=True, cold=True)
+    expected = Request(spec, Numerics.LOWER_PRECISION, "quick", 3.0, (plan,), fresh=True, cold=True, workers=2)
+    assert request == expected
     assert (
         msgspec.structs.replace(task, objective="throughput", cold=False).request().workload.objective == "throughput"
     )

@@ -204,6 +204,14 @@ Iterations = Annotated[
         show_default="until the interval is tight",
     ),
 ]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        help="How many plans are tried at once at the most, on a GPU: compiles overlap, each on cores of its own, and "
+        "whoever measures has the device alone.",
+        show_default="up to 4, by cores and memory",
+    ),
+]
 Fresh = Annotated[
     bool,
     typer.Option("--fresh", help="Delete the stored study and measure again. Targets of one structure share a study."),

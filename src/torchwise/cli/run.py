@@ -32,6 +32,7 @@ SEARCH = {
     "compile_timeout": None,
     "iterations": None,
     "fullgraph": False,
+    "workers": None,
     "objective": "latency",
     "calls": None,
     "sizes": "as-given",
@@ -87,6 +88,7 @@ def run(
     compile_timeout: opt.CompileTimeout = None,
     iterations: opt.Iterations = None,
     fullgraph: opt.FullGraph = False,
+    workers: opt.Workers = None,
     objective: opt.Objective = "latency",
     calls: Annotated[
         int | None,
@@ -125,6 +127,7 @@ def run(
         "compile_timeout": compile_timeout,
         "iterations": iterations,
         "fullgraph": fullgraph,
+        "workers": workers,
         "objective": objective,
         "sizes": sizes,
         "tolerance": tolerance,

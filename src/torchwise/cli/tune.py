@@ -54,6 +54,7 @@ def tune(
     compile_timeout: opt.CompileTimeout = None,
     iterations: opt.Iterations = None,
     fullgraph: opt.FullGraph = False,
+    workers: opt.Workers = None,
     objective: opt.Objective = "latency",
     memory_limit: MemoryLimit = None,
     latency_limit: LatencyLimit = None,
@@ -109,6 +110,7 @@ def tune(
         compile_timeout=compile_timeout,
         iterations=iterations,
         fullgraph=fullgraph,
+        workers=workers,
     )
     study, place = search_study(task.request(fresh=fresh), launcher, device, address, store)
     show_study(study, json, html, store=place)

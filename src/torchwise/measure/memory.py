@@ -56,7 +56,7 @@ def measure_memory_use(device: str) -> int | None:
 def measure_reserved_memory() -> int | None:
     """Return the most bytes of GPU memory that this process has reserved for tensors, or None if it uses no GPU.
 
-    `peak_memory` forgets what was returned to the driver before, which PyTorch does only if memory runs out.
+    `peak_memory` forgets memory that was returned to the driver before, as PyTorch does only if memory runs out.
     """
     return torch.cuda.max_memory_reserved() if torch.cuda.is_initialized() else None
 

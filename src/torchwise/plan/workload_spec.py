@@ -293,6 +293,7 @@ class OptionKeywords(TypedDict, total=False):
     compile_timeout: float | None
     iterations: int | None
     fullgraph: bool
+    workers: int | None
 
 
 class TuneKeywords(OptionKeywords, total=False):
@@ -340,6 +341,7 @@ class TuneOptions:
         iterations: how many times a candidate and eager are timed in each process. None goes on until the interval of
             the speed-up is tight, or until the time of `effort` for it is over.
         fullgraph: whether a model that PyTorch cannot capture as one graph is refused before the search.
+        workers: how many plans are tried at once at the most, on a GPU. None stands for up to 4, by cores and memory.
     """
 
     calls: float = DEFAULT_CALLS
@@ -363,6 +365,7 @@ class TuneOptions:
     compile_timeout: float | None = None
     iterations: int | None = None
     fullgraph: bool = False
+    workers: int | None = None
 
 
 MIN_ITERATIONS, MAX_ITERATIONS = 5, 400

@@ -389,3 +389,11 @@ def keep_known(finished: Trial, earlier: Trial | None) -> Trial:
     kind = finished.failure.kind if finished.failure else None
     is_cut = kind in (FailureKind.INTERFERED, FailureKind.OUT_OF_BUDGET)
     return replace(earlier, number=finished.number) if is_cut and earlier and earlier.is_verified else finished
+
+
+def lacks_memory(trial: Trial) -> bool:
+    """Return whether a trial ran out of memory: by its own word, or as the kernel ended it, which it does then."""
+    failure = trial.failure
+    if failure is None:
+        return False
+    return failure.kind is FailureKind.OUT_OF_MEMORY or (failure.kind, failure.message) == (FailureKind.DIED, "SIGKILL")

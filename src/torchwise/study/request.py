@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torchwise.command_start import budget_start
 from torchwise.environment import Environment
-from torchwise.errors import InputError, UnsupportedError, is_positive
+from torchwise.errors import InputError, UnsupportedError, is_count, is_positive
 from torchwise.parsing import to_bytes, to_seconds
 from torchwise.plan import Numerics, Plan, Trait, check_is_plan
 from torchwise.plan.effort import EFFORTS, check_effort
@@ -55,6 +55,7 @@ class Request:
         compile_timeout_s: seconds that one candidate may compile, besides its `limit_s`, or None for no such limit.
         iterations: how many times a candidate and eager are timed in each process, or None until that is enough.
         fullgraph: whether a model that PyTorch cannot capture as one graph is refused before the search.
+        workers: how many plans are tried at once at the most, or None for as many as cores and memory let (`lanes.py`).
         begun: the time by `time.monotonic` from which `budget_s` counts, or None for the start of the study.
         successor: returns the plan that another search within this budget is to try once this one has found a plan, or
             None for no other search. The seconds that it needs are kept for it.
@@ -77,6 +78,7 @@ class Request:
     compile_timeout_s: float | None = None
     iterations: int | None = None
     fullgraph: bool = False
+    workers: int | None = 1
     begun: float | None = field(default=None, compare=False)
     successor: Callable[[Plan], Plan] | None = field(default=None, compare=False)
 
@@ -93,6 +95,7 @@ class Request:
             object.__setattr__(self, "workload", replace(self.workload, tolerance=chosen))
         check_timeout(self.compile_timeout_s)
         check_iterations(self.iterations)
+        check_workers(self.workers)
         if self.cold:
             check_times_calls(self.workload.objective)
         for plan in self.plans or ():
@@ -144,6 +147,7 @@ class Request:
             compile_timeout_s=options.compile_timeout,
             iterations=options.iterations,
             fullgraph=options.fullgraph,
+            workers=options.workers,
             begun=begun,
         )
 
@@ -229,6 +233,14 @@ def check_metric(spec: WorkloadSpec, inspection: Inspection) -> None:
         raise InputError(
             f"metric is '{DISTRIBUTION}', but the model draws no random numbers, so that its outputs do not vary: give "
             "--tolerance (tolerance), such as 0.01, for their error, or with it --metric (metric) file.py:function"
+        )
+
+
+def check_workers(number: object) -> None:
+    """Refuse a number of workers that is no whole number of at least 1, or None."""
+    if number is not None and not is_count(number):
+        raise InputError(
+            f"workers is {number!r:.40}, but must be a whole number of at least 1, or None for as many as fit"
         )
 
 

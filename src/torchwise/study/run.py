@@ -7,6 +7,7 @@ work on one.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -15,10 +16,12 @@ from torchwise import environment
 from torchwise.environment import Environment
 from torchwise.plan.effort import EFFORTS
 from torchwise.records import Study
+from torchwise.records import format as show
 from torchwise.records.listener import Listener
 from torchwise.store import Storage, StudyKey
 from torchwise.study.batch_search import search_batch
 from torchwise.study.caches import Caches
+from torchwise.study.lanes import Lane, open_lanes
 from torchwise.study.request import Request, check_metric, check_requirements, recall_inspection
 from torchwise.study.search_loop import SearchLoop
 from torchwise.trial import Launcher, Limits, inspect_workload
@@ -95,8 +98,23 @@ def _run_study(
     study = storage.create_study(key, draft)
     if request.budget_s is None:  # the time of an effort is for trials: it does not pay for the inspection
         budget = replace(budget, seconds=request.search_s + budget.now_s)
-    with Caches() if caches is None else nullcontext(caches) as kept:
+    with (
+        Caches() if caches is None else nullcontext(caches) as kept,
+        open_lanes(request, inspection, is_local=is_local) as (lanes, why),
+    ):
+        _note_lanes(lanes, why, request, listener)
         loop = SearchLoop(
-            request, storage, launcher, listener, study.id, here, inspection, inspection_s, budget, kept, is_local
+            *(request, storage, launcher, listener, study.id, here),
+            *(inspection, inspection_s, budget, kept, is_local, lanes),
         )
         return loop.run()
+
+
+def _note_lanes(lanes: Sequence[Lane], why: str, request: Request, listener: Listener) -> None:
+    """Tell how many plans are tried at once, if that is more than one, or fewer than the user asked for."""
+    if len(lanes) > 1:
+        each = show.pluralize(len(lanes[0].cores), "core")
+        listener.note(f"up to {len(lanes)} plans are tried at once, each with {each} of its own")
+    if request.workers is not None and len(lanes) < request.workers:
+        few = show.pluralize(len(lanes), "worker")
+        listener.note(f"{few} of {request.workers} may run at once: {why}")

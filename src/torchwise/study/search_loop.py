@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,18 +21,20 @@ from torchwise.records.measurement import Measurement
 from torchwise.records.trial import with_repeat
 from torchwise.store import LeaseOwner, Storage
 from torchwise.study.caches import Caches, keep_heartbeat
+from torchwise.study.crew import Crew
 from torchwise.study.decision import decide
 from torchwise.study.gain_model import GainModel, read_past
 from torchwise.study.hints import list_hints
-from torchwise.study.history import History, has_ended_early, keep_known
+from torchwise.study.history import History, has_ended_early, keep_known, lacks_memory
+from torchwise.study.lanes import Lane
 from torchwise.study.pairwise import cheapest, front, next_cold, next_duel, next_repeat, prune_below
 from torchwise.study.request import Request
 from torchwise.study.samplers import ListedSampler, Proposal, Sampler, StagedSampler
-from torchwise.trial import Budget, Launcher, hold_duel, measure_again, try_plan
+from torchwise.trial import Budget, Job, Launcher, hold_duel, measure_again, try_plan
+from torchwise.trial.job import Task
 
 BUSY = 3.0
 """Ratio of eager's time beside a stored plan to its time now, from which the machine was too busy to time that plan."""
-WAIT_S = 1.0
 SUCCESSOR_FACTOR = 1.25
 """Seconds that are kept for another search, as a multiple of those that it needs by this one's: it has more sizes."""
 CALLS_PER_TRIAL = 100
@@ -40,7 +43,7 @@ CALLS_PER_TRIAL = 100
 
 @dataclass
 class SearchLoop:
-    """One search: its study in the store, and what it needs to try plans."""
+    """One search of a study in the store, in one or several lanes."""
 
     request: Request
     storage: Storage
@@ -53,9 +56,12 @@ class SearchLoop:
     budget: Budget
     caches: Caches
     is_local: bool
+    lanes: tuple[Lane, ...] = (Lane(),)
 
     def __post_init__(self) -> None:
         self._owner = LeaseOwner.current()
+        self._crew = Crew(self.lanes, self.budget.spent.stage)
+        self._begun: dict[Plan, float] = {}
         self._leader = EAGER
         self._tried: set[Plan] = set()
         self._cold = self.request.cold
@@ -66,15 +72,7 @@ class SearchLoop:
         """Search, decide, and return the study. If it is interrupted, finished trials are kept, and none is RUNNING."""
         try:
             with keep_heartbeat(self.storage, self._owner):
-                while not self.budget.is_spent:
-                    self.storage.release_dead_claims(self.study_id)
-                    proposal = self._sampler.ask(self._history())
-                    if proposal is not None:
-                        self._try(proposal)
-                    elif self._others_at_work():
-                        time.sleep(WAIT_S)
-                    else:
-                        break
+                self._crew.work(self._search)
                 told = self._resolve_ties()
             if not self._tried and not told and self._history().trials:
                 self.listener.note("decided from what is stored; --fresh, or fresh=True, measures again")
@@ -83,6 +81,22 @@ class SearchLoop:
                 self._conclude(StudyState.INTERRUPTED)
             raise
         return self._conclude(StudyState.DECIDED)
+
+    def _search(self, lane: Lane) -> None:
+        """Try one plan after another in a lane, until nothing more is worth trying."""
+        while self._goes_on():
+            self.storage.release_dead_claims(self.study_id)
+            proposal = self._sampler.ask(self._history())
+            if proposal is not None:
+                self._try(proposal, lane)
+            elif self._others_at_work():
+                self._crew.wait()
+            else:
+                break
+
+    def _goes_on(self) -> bool:
+        self._crew.wait_until_alone()
+        return not self.budget.is_spent and not self._crew.stop.is_set()
 
     def _history(self, *, ended: bool = False) -> History:
         """Read the facts so far, other processes' trials included, for the calls requested now.
@@ -133,39 +147,68 @@ class SearchLoop:
     def _others_at_work(self) -> bool:
         return any(trial.state is TrialState.RUNNING for trial in self.storage.get_study(self.study_id).trials)
 
-    def _try(self, proposal: Proposal) -> None:
+    def _try(self, proposal: Proposal, lane: Lane) -> None:
         stored = self._read_history()  # read again, as another process may have finished a trial just now
         again = next((t for t in stored.trials if t.plan == proposal.plan and self._may_go_on(t, stored)), None)
         trial = self.storage.claim_trial(self.study_id, proposal.plan, proposal.reason, self._owner, again=again)
         if trial is None:  # another process was quicker; the next history holds it
             return
         try:
-            finished = keep_known(self._launch(trial, proposal.limit_s), again)
+            was_alone, found = self._crew.is_alone, self._launch(trial, proposal.limit_s, lane)
+            if not was_alone and lacks_memory(found):  # which others of this search may have had
+                self.listener.note(f"trial {trial.number} ran out of memory beside others: from now on each runs alone")
+                self._crew.work_alone()
+                found = self._launch(trial, proposal.limit_s, lane)
+            finished = keep_known(found, again)
         except BaseException:  # raised again: with any exception, this trial did not happen
             with suppress(StorageError):  # the next process takes back the claims of the dead
                 self.storage.release_trial(self.study_id, trial.number)
             raise
         self.storage.finish_trial(self.study_id, finished)
-        self.caches.keep(front(self._history(), EFFORTS[self.request.effort].duels))
+        self.caches.keep([*front(self._history(), EFFORTS[self.request.effort].duels), *self._begun])
         self.listener.finish_trial(finished)
         self._report_leader()
 
-    def _launch(self, trial: Trial, limit_s: float) -> Trial:
+    def _launch(self, trial: Trial, limit_s: float, lane: Lane) -> Trial:
         self._tried.add(trial.plan)
         history = self._history()
         left = dict.fromkeys([trial.plan, *self._sampler.list_worthwhile(history)])
-        seconds = sum(map(history.predict_trial_s, left))
-        self.listener.expect_trials(len(left), min(seconds, history.left_s))
+        self.listener.expect_trials(len(left), min(self._predict_s(left, history), history.left_s))
         self.listener.start_trial(trial.number, trial.plan, trial.reason)
         job = replace(
-            self.request.make_job("try"),
+            self._make_job("try", lane),
             traits=self._traits(history),
             prune_below=self._bound(history),
             baseline_s=history.economics.baseline_s,
             cache_dir=self.caches.new(trial.plan),
         )
         limits = self.request.make_limits(min(self._limit_s(history, math.isinf(limit_s)), limit_s))
-        return try_plan(self.launcher, job, trial, limits, self.budget.spent.stage, starts_again=self._starts_again)
+        if not self._crew.is_alone:  # of the memory that is free, each lane has its share
+            limits = replace(limits, memory_bytes=limits.memory_bytes // len(self.lanes))
+        if len(self.lanes) > 1:
+            limits = replace(limits, stop=self._crew.stop)
+        self._begun[trial.plan] = time.monotonic()
+        try:
+            with self._crew.running(lane) as on_stage:
+                return try_plan(self.launcher, job, trial, limits, on_stage, starts_again=self._starts_again)
+        finally:
+            del self._begun[trial.plan]
+
+    def _make_job(self, task: Task, lane: Lane) -> Job:
+        return replace(self.request.make_job(task), cores=lane.cores)
+
+    def _predict_s(self, left: Iterable[Plan], history: History) -> float:
+        """Predict the seconds in which these plans are tried, and the trials that run come to their ends.
+
+        Lanes share the compiling. For the rest of a trial, one after the other has the device.
+        """
+        now, shares = time.monotonic(), dict.fromkeys(left, 1.0)
+        for plan, begun in list(self._begun.items()):  # a lane that an error ends leaves it without the turn
+            shares[plan] = max(1 - (now - begun) / max(history.predict_trial_s(plan), 1e-9), 0.0)
+        whole = {plan: share * history.predict_trial_s(plan) for plan, share in shares.items()}
+        compiling = sum(share * history.predict_cold_s(plan) for plan, share in shares.items())
+        lanes = 1 if self._crew.is_alone else len(self.lanes)
+        return max(compiling / lanes + sum(whole.values()) - compiling, *whole.values())
 
     def _starts_again(self, trial: Trial) -> bool:
         """Return whether a promising plan is started a second time at once: it leads, or would be chosen now.
@@ -207,7 +250,7 @@ class SearchLoop:
 
     def _measure_again(self, trial: Trial, history: History) -> None:
         self.listener.start_comparison(trial.plan, EAGER)
-        job = replace(self.request.make_job("warm"), plan=trial.plan, traits=self._traits(history))
+        job = replace(self._make_job("warm", self.lanes[0]), plan=trial.plan, traits=self._traits(history))
         job = replace(job, baseline_s=history.economics.baseline_s, cold=self._cold)
         caches, limit_s = self.caches.list_folders(trial.plan), max(self._limit_s(history), 2 * trial.seconds)
         limits = self.request.make_limits(limit_s)  # without caches it compiles once more, perhaps in a later search
@@ -227,7 +270,7 @@ class SearchLoop:
 
     def _hold_duel(self, challenger: Trial, leader: Trial, history: History) -> None:
         self.listener.start_comparison(challenger.plan, leader.plan)
-        job = self.request.make_job("duel")
+        job = self._make_job("duel", self.lanes[0])
         usual = _seconds_per_call(challenger), _seconds_per_call(leader)
         job = replace(job, plan=challenger.plan, traits=self._traits(history), expected_s=usual)
         limits = self.request.make_limits(2 * self._limit_s(history), candidates=2)

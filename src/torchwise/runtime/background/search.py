@@ -85,6 +85,7 @@ def search(order: Order, folder: Path, launcher: Launcher, tell: Tell) -> None:
             cold=order.request.cold and is_last,  # must not delay a first plan
             budget_s=budget.for_search(effort, is_last=is_last),
             begun=None,  # each search begins by itself
+            workers=1,  # cores and memory are the program's
         )
         with open_storage(order.store) as storage, Caches(within=folder) as caches:
             try:

@@ -69,6 +69,7 @@ def _request(captured: Captured, options: Options) -> Request:
         mode=captured.mode,
         plans=DYNAMIC if captured.dynamic else None,
         compile_timeout=options.compile_timeout,
+        workers=1,  # a program of several processes may tune in each of them
     )
     return replace(
         Request.from_options(asked, f"live:graph-{digest[:8]}", captured.device),

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from torchwise import environment
 from torchwise.environment import Environment
@@ -63,7 +64,11 @@ def slots(launcher: str, address: str | None, parallel: int | None) -> list[Slot
     """
     if parallel is not None and parallel < 1:
         raise InputError(f"parallel is {parallel}, but must be at least 1")
-    return (_cluster_slots(address) if launcher == "ray" else _local_slots())[:parallel]
+    if launcher == "ray":
+        return _cluster_slots(address)[:parallel]
+    found = _local_slots()[:parallel]
+    # Studies that run at once share the cores, so none has cores of its own for several workers.
+    return [replace(slot, options=(*slot.options, "--workers=1")) for slot in found] if len(found) > 1 else found
 
 
 def check_fit(tasks: Iterable[Task], slots: Iterable[Slot]) -> None:

@@ -44,11 +44,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     compile_timeout: float | None = None
     iterations: int | None = None
     fullgraph: bool = False
+    workers: int | None = None
 
 
 AS_THEY_ARE = (
     *("calls", "restarts", "allow", "effort", "budget", "objective", "latency_limit", "mode", "cold", "wait"),
-    *("compile_timeout", "iterations", "fullgraph", "tolerance", "metric", "require"),
+    *("compile_timeout", "iterations", "fullgraph", "tolerance", "metric", "require", "workers"),
 )
 """Options that a manifest writes as Python does. A plan is text. A limit of memory without a unit is in GiB.
 

@@ -1,7 +1,7 @@
 """Run many studies at once, one per device, each as a process of `torchwise tune` that is restarted if killed.
 
-The trials of a study are sequential, as each depends on earlier ones. Different studies are independent, and share only
-the store. So no device is idle while there are more studies than devices.
+A study is for one device, as each of its trials depends on earlier ones. Different studies are independent, and share
+only the store. So no device is idle while there are more studies than devices.
 """
 
 from __future__ import annotations
