@@ -135,7 +135,7 @@ def test_a_number_of_workers_that_is_none_is_refused(number: Any) -> None:
 def test_only_a_request_of_a_user_has_several_by_default() -> None:
     """Benchmarks, graphs of `torch.compile` and background searches make theirs otherwise."""
     assert Request(WorkloadSpec("zoo:anything", device="cuda")).workers == 1
-    assert Request.from_options(TuneOptions(), "zoo:anything", "cuda").workers is None
+    assert Request.from_options(TuneOptions(), "zoo:anything", "cuda").workers == 1
 
 
 def test_all_lanes_have_equally_many_cores_and_one_is_left_over(machine: Machine) -> None:

@@ -205,11 +205,10 @@ Iterations = Annotated[
     ),
 ]
 Workers = Annotated[
-    int | None,
+    int,
     typer.Option(
         help="How many plans are tried at once at the most, on a GPU: compiles overlap, each on cores of its own, and "
         "whoever measures has the device alone.",
-        show_default="up to 4, by cores and memory",
     ),
 ]
 Fresh = Annotated[

@@ -32,7 +32,7 @@ SEARCH = {
     "compile_timeout": None,
     "iterations": None,
     "fullgraph": False,
-    "workers": None,
+    "workers": 1,
     "objective": "latency",
     "calls": None,
     "sizes": "as-given",
@@ -88,7 +88,7 @@ def run(
     compile_timeout: opt.CompileTimeout = None,
     iterations: opt.Iterations = None,
     fullgraph: opt.FullGraph = False,
-    workers: opt.Workers = None,
+    workers: opt.Workers = 1,
     objective: opt.Objective = "latency",
     calls: Annotated[
         int | None,

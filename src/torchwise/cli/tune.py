@@ -54,7 +54,7 @@ def tune(
     compile_timeout: opt.CompileTimeout = None,
     iterations: opt.Iterations = None,
     fullgraph: opt.FullGraph = False,
-    workers: opt.Workers = None,
+    workers: opt.Workers = 1,
     objective: opt.Objective = "latency",
     memory_limit: MemoryLimit = None,
     latency_limit: LatencyLimit = None,

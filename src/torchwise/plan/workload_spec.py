@@ -365,7 +365,7 @@ class TuneOptions:
     compile_timeout: float | None = None
     iterations: int | None = None
     fullgraph: bool = False
-    workers: int | None = None
+    workers: int | None = 1
 
 
 MIN_ITERATIONS, MAX_ITERATIONS = 5, 400

@@ -129,7 +129,7 @@ def tune(
     compile_timeout: float | None = None,
     iterations: int | None = None,
     fullgraph: bool = False,
-    workers: int | None = None,
+    workers: int | None = 1,
     progress: bool = True,
 ) -> Study:
     """Find the fastest verified way to run `model` on this machine.
@@ -181,7 +181,7 @@ def tune(
         iterations: how many times a candidate and eager are timed in each process, from 5 to 400. None goes on until
             the interval of the speed-up is tight.
         fullgraph: whether a model that PyTorch cannot capture as one graph is refused before the search.
-        workers: how many plans are tried at once at the most, on a GPU. None lets up to 4 run, by cores and memory.
+        workers: how many plans are tried at once at the most, on a GPU. None stands for up to 4, by cores and memory.
         progress: whether to show the search's progress.
 
     Raises:

@@ -44,7 +44,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     compile_timeout: float | None = None
     iterations: int | None = None
     fullgraph: bool = False
-    workers: int | None = None
+    workers: int | None = 1
 
 
 AS_THEY_ARE = (
