@@ -102,6 +102,11 @@ def shared_keys() -> Made:
     return _make(Calls(attend, nn.Linear(4, 12)), 16, 4)
 
 
+def shared_inputs() -> Made:
+    layers = nn.ModuleList([nn.Linear(4, 6), nn.Linear(4, 6, bias=False)])
+    return _make(Calls(lambda layer, x: layer[0](x).sigmoid() * layer[1](x), layers), 3, 4)
+
+
 def transposed() -> Made:
     return _make(Calls(lambda layer, x: layer(x).mT + 1, nn.Linear(4, 6)), 2, 3, 4)
 

@@ -42,6 +42,7 @@ MODELS = {
     "fused_attention": "attention",
     "math_attention": "shared_keys",
     "grouped_keys": "shared_keys",
+    "joined_products": "shared_inputs",
     "eager_strides": "transposed",
     "complex_to_real": "complex_numbers",
     "structure_of_arrays": "points",

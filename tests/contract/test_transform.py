@@ -168,6 +168,27 @@ class TestGroupedKeys(TestFusedAttention):
         return Attending(times=2).eval()
 
 
+class Gated(torch.nn.Module):
+    """Multiplies one input by two weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = torch.nn.Linear(4, 6), torch.nn.Linear(4, 6, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(self.gate(x)) * self.up(x)
+
+
+class TestJoinedProducts(TestFusedAttention):
+    @pytest.fixture
+    def choice(self) -> Choice:
+        return load_choices()["transforms", "joined_products"]
+
+    @pytest.fixture
+    def model(self) -> torch.nn.Module:
+        return Gated().eval()
+
+
 def copy_weights(model: Any) -> Any:
     return a_transform.drop_dropout(copy.deepcopy(model))
 

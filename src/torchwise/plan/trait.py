@@ -53,6 +53,7 @@ class Trait(OpenEnum):
     FUSED_ATTENTION = "fused_attention", "calls PyTorch's fused attention"
     GUESSED_KERNELS = "guessed_kernels", "has convolutions whose kernels cuDNN does not time"
     REPEATED_KEYS = "repeated_keys", "repeats keys and values for attention"
+    SHARED_INPUTS = "shared_inputs", "multiplies one input by several weights"
     LOG_OF_SOFTMAX = "log_of_softmax", "takes the logarithm of a softmax"
     FFT_CONVOLUTION = "fft_convolution", "convolves by Fourier transforms whose length has a large prime factor"
     PAIR_DISTANCES = "pair_distances", "writes out the distances of all pairs of points"

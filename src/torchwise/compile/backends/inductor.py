@@ -14,8 +14,9 @@ from torchwise.compile import inductor_patches, loop_rolling
 from torchwise.compile.backends import recompute
 from torchwise.compile.backends.freezing import Freezing, without_cached_weights
 from torchwise.compile.backends.graphs import NOTHING, Varying, compile_call
+from torchwise.compile.backends.prepared_weights import PreparedWeights
 from torchwise.compile.inductor_patches import add_autocast_to_key
-from torchwise.compile.transforms import function_graphs, list_at, load_transforms
+from torchwise.compile.transforms import function_graphs, list_at, list_prepared, load_transforms
 from torchwise.errors import UnsupportedError, did_you_mean
 from torchwise.plan import Plan
 from torchwise.plan.choice import Stage
@@ -97,8 +98,11 @@ def _distinct_backend(
 
     Code that Dynamo compiled for a function answers all of its calls under an equal backend, under any global settings.
     Dynamic shapes are no part of the backend, nor are settings around calls, nor frozen weights, which Dynamo
-    distinguishes by module and not by value. So weights that are frozen again are compiled again.
+    distinguishes by module and not by value. So weights that are frozen again are compiled again. Values that are
+    computed from weights belong to one plan, too.
     """
+    if names := list_prepared(plan.transforms):
+        return PreparedWeights(backend(), call, dict(zip(names, load_transforms(names, Stage.TRACE), strict=True)))
     if freezes_weights(plan):
         return Freezing(without_cached_weights(backend()), call)
     if is_alone:
@@ -126,7 +130,8 @@ def _transform(names: tuple[str, ...], options: dict[str, Any]) -> Callable[...,
 def _passes(plan: Plan) -> list[tuple[str, Any]]:
     """Return the passes over Inductor's graphs that a plan requests, each with the option that takes it."""
     found = [(PASS_OPTION, make_pass()) for make_pass in load_transforms(plan.transforms, Stage.PASS)]
-    functions = list_at(plan.transforms, Stage.TRACE)
+    prepared = list_prepared(plan.transforms)
+    functions = tuple(name for name in list_at(plan.transforms, Stage.TRACE) if name not in prepared)
     return [*found, (function_graphs.OPTION, function_graphs.graph_pass(functions))] if functions else found
 
 

@@ -39,6 +39,12 @@ def list_at(names: Sequence[str], *stages: Stage) -> tuple[str, ...]:
     return tuple(name for name in names if (choice := _find(name)) is not None and choice.stage in stages)
 
 
+def list_prepared(names: Sequence[str]) -> tuple[str, ...]:
+    """List those of `names` that rewrite functions and have values of weights computed once."""
+    found = (_find(name) for name in list_at(names, Stage.TRACE))
+    return tuple(choice.value for choice in found if choice is not None and choice.derives_weights)
+
+
 def has_stage(names: Sequence[str], *stages: Stage) -> bool:
     """Whether one of `names` acts at one of `stages`."""
     return bool(list_at(names, *stages))

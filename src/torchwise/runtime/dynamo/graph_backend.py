@@ -22,7 +22,7 @@ from torchwise.compile.transforms import has_stage
 from torchwise.errors import UnsupportedError
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.choice import Stage
-from torchwise.plan.rules import CUDA_GRAPH_MODES, freezes_weights
+from torchwise.plan.rules import CUDA_GRAPH_MODES, has_fixed_weights
 from torchwise.records import Decision
 from torchwise.runtime import Dispatcher
 from torchwise.runtime.dynamo.decide import Options, decide
@@ -131,7 +131,7 @@ def compiles_alone(plan: Plan) -> bool:
         and around == EAGER
         and plan.scope in ("whole", "rolled")
         and plan.mode not in CUDA_GRAPH_MODES  # their outputs are overwritten by the next call, unless copied
-        and not freezes_weights(plan)
+        and not has_fixed_weights(plan)
         and not has_stage(plan.transforms, Stage.FORM, Stage.MODEL, Stage.CALL, Stage.SETTING)
     )
 

@@ -10,10 +10,15 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from torchwise._torch.dispatch import FAKE_TENSOR
 from torchwise._torch.functions import DEFINING_MODULES, is_operator_that_writes
 
 VALUE = "example_value"
 """The key in a node's meta data of its value: a tensor without data."""
+ONCE = "torchwise_once"
+"""The key in the meta data of a node that a rewrite added: its value depends on weights alone, and is computed once."""
+REPLACED = "torchwise_replaced"
+"""The key in the meta data of a parameter in whose place calls may have another one, as nothing checks it."""
 _SYNONYMS = {
     "bmm": "matmul",
     "mm": "matmul",
@@ -84,6 +89,19 @@ def value_of(node: Any) -> torch.Tensor | None:
     """Return the tensor without data that a node stands for, or None."""
     value = node.meta.get(VALUE) if isinstance(node, Node) else None
     return value if isinstance(value, torch.Tensor) else None
+
+
+def is_weight(node: Any) -> bool:
+    """Whether a node is a plain parameter of the model, which no function of the graph writes to."""
+    value = value_of(node)
+    if not isinstance(value, torch.nn.Parameter) or node.op != "placeholder" or REPLACED in node.meta:
+        return False
+    is_plain = type(value) is torch.nn.Parameter or type(value) is FAKE_TENSOR.get()  # and no subclass with other rules
+    return is_plain and value.layout is torch.strided and not _is_written(node)
+
+
+def _is_written(node: Node) -> bool:
+    return any(writes(user) or (name_of(user) in _VIEWS and _is_written(user)) for user in node.users)
 
 
 def number_of(given: Any) -> float | None:

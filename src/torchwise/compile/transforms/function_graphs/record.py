@@ -69,5 +69,7 @@ class _Recorder(TorchFunctionMode):
 
     def _keep(self, tensor: torch.Tensor, node: Node) -> None:
         if tensor.layout is torch.strided and not tensor.is_nested:
-            node.meta[VALUE] = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+            value = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+            is_parameter = type(tensor) is torch.nn.Parameter
+            node.meta[VALUE] = torch.nn.Parameter(value, requires_grad=False) if is_parameter else value
         self._nodes[tensor] = node
