@@ -127,8 +127,8 @@ class Choice:
         builds: files that the first of them has only if it was built for a device, as (device, pattern below its
             folder, package to install).
         detectors: functions that find in a model the traits that only this choice needs, as (trait, function). A
-            function takes the model, and returns whether it has the trait. For a rewrite at stage "trace" it takes
-            the graph of the functions that a call runs.
+            function takes the model, and returns whether it has the trait. For a rewrite at stage "trace" or
+            "setting", and if its argument is named `graph`, it takes the graph of the functions that a call runs.
         parts: the function that maps the parts of a model that a rewrite changes to their sizes, by their names. Then a
             value may leave some of them as they are (`skip_parts`), and `realized_by` takes their names as `skip`.
     """

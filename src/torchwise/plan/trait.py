@@ -48,7 +48,7 @@ class Trait(OpenEnum):
     SIZES_FIXED = "sizes_fixed", "gets inputs of the sizes of its examples alone"
     INSTANCE_NORM = "instance_norm", "has instance norms without running statistics"
     EXACT_GELU = "exact_gelu", "has GELU by the error function"
-    DROPOUT = "dropout", "has modules of dropout that is on"
+    DROPOUT = "dropout", "has dropout that is on"
     WRITTEN_ATTENTION = "written_attention", "writes attention out as products and a softmax"
     FUSED_ATTENTION = "fused_attention", "calls PyTorch's fused attention"
     GUESSED_KERNELS = "guessed_kernels", "has convolutions whose kernels cuDNN does not time"

@@ -12,9 +12,10 @@ import torch
 from torchwise.compile import compile_plan
 from torchwise.compile.transforms.function_graphs.record import record
 from torchwise.errors import StalePlanError, UnsupportedError
-from torchwise.plan import CHOICES, Choice, Plan, Stage
+from torchwise.plan import CHOICES, Choice, Plan
 from torchwise.plan.choice import load_code
 from torchwise.testing.models import change_weights
+from torchwise.trial.detected_traits import reads_graph
 from torchwise.workload import Example
 
 Rewrite = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -74,13 +75,15 @@ class TransformContract:
     def test_detectors_find_the_models_that_it_is_for(
         self, choice: Choice, model: torch.nn.Module, unfit: Callable[..., Any] | None, inputs: tuple[Any, ...]
     ) -> None:
-        def given(call: Callable[..., Any]) -> Any:
-            return record(lambda: call(*inputs)) if choice.stage in (Stage.TRACE, Stage.SETTING) else call
-
         for trait, detector in choice.detectors:
             assert trait in choice.required_traits
-            assert load_code(detector)(given(model))
-            assert unfit is None or not load_code(detector)(given(unfit))
+            detect = load_code(detector)
+
+            def given(call: Callable[..., Any], detect: Callable[..., Any] = detect) -> Any:
+                return record(lambda: call(*inputs)) if reads_graph(choice, detect) else call
+
+            assert detect(given(model))
+            assert unfit is None or not detect(given(unfit))
 
     def test_it_answers_as_the_original_does(
         self, rewrite: Rewrite, model: torch.nn.Module, inputs: tuple[Any, ...]

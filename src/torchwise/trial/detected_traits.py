@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from torch.fx import Graph
 
 from torchwise.compile.transforms.function_graphs.record import record
-from torchwise.plan.choice import Code, Stage, load_choices, load_code
+from torchwise.plan.choice import Choice, Code, Stage, load_choices, load_code
 from torchwise.plan.trait import Trait
 from torchwise.trial.error_origin import Instruments
 from torchwise.workload import Workload
@@ -29,16 +30,24 @@ def detect_traits(model: Any, call: Callable[[], Any], instruments: Instruments)
     graph = instruments.use("which functions a call runs", lambda: record(call), Graph())
     for choice in load_choices().values():
         for trait, code in choice.detectors:
-            reads_call = choice.stage in (Stage.TRACE, Stage.SETTING)
-            given = functools.partial(copy.deepcopy, graph) if reads_call else lambda: model
-            detect = functools.partial(_detect, code, given)
+            detect = functools.partial(_detect, choice, code, model, graph)
             has_trait = instruments.use(f"whether it {trait.summary or trait.label}", detect, False)
             found[trait] = found.get(trait, False) or has_trait
     return found
 
 
-def _detect(code: Code, given: Callable[[], Any]) -> bool:
-    return bool(load_code(code)(given()))
+def _detect(choice: Choice, code: Code, model: Any, graph: Graph) -> bool:
+    detect = load_code(code)
+    return bool(detect(copy.deepcopy(graph) if reads_graph(choice, detect) else model))
+
+
+def reads_graph(choice: Choice, detect: Callable[..., Any]) -> bool:
+    """Return whether a detector of a choice takes the graph of a call, and not the model."""
+    try:
+        names = [*inspect.signature(detect).parameters]
+    except (TypeError, ValueError):  # it is built in
+        names = []
+    return choice.stage in (Stage.TRACE, Stage.SETTING) or "graph" in names
 
 
 def describe_model(workload: Workload) -> str:

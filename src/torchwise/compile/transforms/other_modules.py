@@ -1,6 +1,7 @@
-"""Modules replaced by others: instance norms by group norms, GELU by its approximation, and dropout by nothing.
+"""Operators replaced by others: instance norms by group norms, GELU by its approximation, and dropout by nothing.
 
-A copy of the model that shares its parameters has modules of other classes, with the same attributes and hooks.
+A copy of the model that shares its parameters has modules of other classes, with the same attributes and hooks. If its
+code calls the functions of `torch.nn.functional` by itself, the copy calls others (`swapped_functions`).
 
 - An instance norm is a group norm with a group for each channel. PyTorch runs it as a batch norm of a reshaped input,
   whose weights it repeats for each sample. The group norm has a kernel of its own.
@@ -20,6 +21,8 @@ from torch import nn
 from torch.nn import functional
 
 from torchwise.compile.shared_copies import share
+from torchwise.compile.transforms.swapped_functions import Swap, TanhGelu, WithGroupNorm, WithoutDropout, calls_some_of
+from torchwise.compile.transforms.swapped_functions import swap as swap_functions
 from torchwise.errors import UnsupportedError
 
 Layer = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -95,7 +98,8 @@ def use_group_norm(call: Callable[..., Any]) -> tuple[nn.Module, Layer]:
     Raises:
         UnsupportedError: it has none, or it cannot be copied.
     """
-    return _replace(call, "group_norm", "instance norm without running statistics", _is_instance_norm, _NORMS)
+    what = "instance norm without running statistics"
+    return _replace(call, "group_norm", what, _is_instance_norm, _NORMS, WithGroupNorm)
 
 
 def use_tanh_gelu(call: Callable[..., Any]) -> tuple[nn.Module, Layer]:
@@ -104,16 +108,18 @@ def use_tanh_gelu(call: Callable[..., Any]) -> tuple[nn.Module, Layer]:
     Raises:
         UnsupportedError: it has none, or it cannot be copied.
     """
-    return _replace(call, "tanh_gelu", "nn.GELU by the error function", _is_exact_gelu, {nn.GELU: _TanhGelu})
+    what = "nn.GELU by the error function"
+    return _replace(call, "tanh_gelu", what, _is_exact_gelu, {nn.GELU: _TanhGelu}, TanhGelu)
 
 
 def leave_dropout_out(call: Callable[..., Any]) -> tuple[nn.Module, Layer]:
-    """Return a copy of a model whose modules of dropout do nothing, and an empty layer for around it.
+    """Return a copy of a model whose dropout does nothing, and an empty layer for around it.
 
     Raises:
         UnsupportedError: it has none that is on, or it cannot be copied.
     """
-    return _replace(call, "no_dropout", "module of dropout that is on", _is_dropout_on, _WITHOUT_NOISE)
+    what = "module of dropout that is on"
+    return _replace(call, "no_dropout", what, _is_dropout_on, _WITHOUT_NOISE, WithoutDropout)
 
 
 def _replace(
@@ -122,14 +128,19 @@ def _replace(
     what: str,
     is_replaced: Callable[[nn.Module], bool],
     classes: dict[type[nn.Module], type[nn.Module]],
+    mode: Swap,
 ) -> tuple[nn.Module, Layer]:
-    if not isinstance(call, nn.Module) or not any(map(is_replaced, call.modules())):
-        raise UnsupportedError(f"transforms has {name!r}, but {type(call).__qualname__} has no {what}")
+    has_calls = isinstance(call, nn.Module) and calls_some_of(call, mode.FUNCTIONS)
+    if not isinstance(call, nn.Module) or not (has_calls or any(map(is_replaced, call.modules()))):
+        kind = type(call).__qualname__
+        raise UnsupportedError(
+            f"transforms has {name!r}, but {kind} has no {what}, and its code calls no such function"
+        )
     model = share(call)
     for part in model.modules():
         if is_replaced(part):
             part.__class__ = classes[type(part)]  # the copy's class, which Torchwise created
-    return model, lambda inner: inner
+    return swap_functions(model, mode) if has_calls else model, lambda inner: inner
 
 
 def _list_parts(model: Any) -> list[nn.Module]:
