@@ -17,6 +17,7 @@ from torch.nn import functional
 import dynamo_graphs
 from torchwise.compile import compile_plan
 from torchwise.compile.backends import inductor
+from torchwise.compile.backends.graphs import CheckedOnce
 from torchwise.compile.transforms import function_graphs
 from torchwise.compile.transforms.function_graphs import OPTION, fused_attention, graph_pass, grouped_keys
 from torchwise.compile.transforms.function_graphs.record import record
@@ -466,14 +467,14 @@ def test_rewrites_of_a_plan_are_one_pass_with_a_key_of_its_own() -> None:
 
 def test_a_pass_is_asked_until_it_was_applied() -> None:
     passed = graph_pass(("fused_attention",))
-    once, plain = inductor._CheckedOnce(passed), record(lambda: torch.ones(2).sin())
+    once, plain = CheckedOnce(passed), record(lambda: torch.ones(2).sin())
     with pytest.raises(NoEffectError), once.assert_applied():
         passed(plain)
     with once.assert_applied():
         passed(record(lambda: SPELLINGS["divided"](*draw())))
     with once.assert_applied():
         passed(plain)
-    with inductor._CheckedOnce(passed).assert_applied():
+    with CheckedOnce(passed).assert_applied():
         passed(plain)
         torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"] += 1
 

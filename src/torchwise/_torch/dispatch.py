@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -137,6 +137,23 @@ def copy_each(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
 def list_function_modes() -> list[Any]:
     """List the active modes that replace functions of PyTorch, such as that of `with torch.device(...)`."""
     return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+
+
+def draws_numbers(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether an operator draws random numbers with these arguments."""
+    return torch.Tag.nondeterministic_seeded in operator.tags and not is_off(operator, args, kwargs)
+
+
+def is_off(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether an operator of training, such as dropout or batch norm, runs as in inference."""
+    known = operator._schema.arguments
+    given = {one.name: one.default_value for one in known if one.has_default_value()}
+    given |= {**dict(zip((one.name for one in known), args, strict=False)), **kwargs}
+    return any(type(given.get(name)) in (bool, int, float) and not given[name] for name in _OFF)
+
+
+_OFF = ("train", "training", "use_input_stats", "p", "dropout_p", "dropout")
+"""Arguments that are false or 0 in inference."""
 
 
 def sets_grad_mode(target: Any) -> bool:

@@ -209,6 +209,20 @@ class Compiled:
         return self._compiled(*args, **kwargs)
 
 
+class CheckedOnce:
+    """Asks a pass whether it was applied, until it was: later calls may compile only graphs without a place for it."""
+
+    def __init__(self, graph_pass: Any) -> None:
+        self._pass: Any = graph_pass
+
+    @contextlib.contextmanager
+    def assert_applied(self) -> Iterator[None]:
+        """Watch a first call (see `assert_transform_applied`)."""
+        with contextlib.nullcontext() if self._pass is None else self._pass.assert_applied():
+            yield
+        self._pass = None
+
+
 @contextlib.contextmanager
 def marked_dims(
     args: tuple[Any, ...], kwargs: dict[str, Any], varying: Mapping[str, tuple[int, ...]]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torchwise._torch import inductor
 from torchwise.compile import inductor_patches, loop_rolling
 from torchwise.compile.backends import recompute
 from torchwise.compile.backends.freezing import Freezing, without_cached_weights
-from torchwise.compile.backends.graphs import NOTHING, Varying, compile_call
+from torchwise.compile.backends.graphs import NOTHING, CheckedOnce, Varying, compile_call
 from torchwise.compile.backends.prepared_weights import PreparedWeights
 from torchwise.compile.inductor_patches import add_autocast_to_key
 from torchwise.compile.transforms import function_graphs, list_at, list_prepared, load_transforms
@@ -41,21 +40,8 @@ def _make_backend(call: Callable[..., Any], plan: Plan, is_alone: bool) -> tuple
     backend = _backend(plan, options)
     distinct = _distinct_backend(plan, call, lambda: backend or _inductor(options), is_alone)
     checked = [used for used in (backend, distinct) if hasattr(used, "assert_applied")]
-    passes = [_CheckedOnce(graph_pass) for _, graph_pass in _passes(plan)]
+    passes = [CheckedOnce(graph_pass) for _, graph_pass in _passes(plan)]
     return distinct or backend or inductor.make_backend(options), [*checked, *passes]
-
-
-class _CheckedOnce:
-    """Asks a pass whether it was applied, until it was: later calls may compile only graphs without a place for it."""
-
-    def __init__(self, graph_pass: Any) -> None:
-        self._pass: Any = graph_pass
-
-    @contextlib.contextmanager
-    def assert_applied(self) -> Iterator[None]:
-        with contextlib.nullcontext() if self._pass is None else self._pass.assert_applied():
-            yield
-        self._pass = None
 
 
 def graph_compiler(plan: Plan) -> Callable[..., Any]:

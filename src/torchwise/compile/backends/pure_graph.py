@@ -16,14 +16,12 @@ from torch.fx.node import map_arg
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchwise._torch import dynamo
-from torchwise._torch.dispatch import OpOverload
+from torchwise._torch.dispatch import OpOverload, draws_numbers
 from torchwise._torch.symbols import number_expression, number_hint, varies
 from torchwise.compile.signature import is_strided
 from torchwise.errors import UnsupportedError
 
 Node = torch.fx.Node
-OFF = ("train", "training", "p", "dropout_p", "dropout")
-"""Arguments with which an operator draws no random numbers, if one of them is false or 0."""
 CAT = torch.ops.aten.cat.default
 MAX_SHARED = 1 << 28
 """Bytes of the memory of several outputs up to which they are compared element by element."""
@@ -325,11 +323,8 @@ def _find_problems(
         if not isinstance(node.target, OpOverload):
             continue
         given = list_arguments(node)
-        is_random = torch.Tag.nondeterministic_seeded in node.target.tags
-        is_random = is_random and not any(given.get(name) in (0, 0.0) for name in OFF)
-        if (
-            is_random and allows_random and keeps_draws and not _is_used(node)
-        ):  # the next draw would be another without it
+        is_random = draws_numbers(node.target, node.args, node.kwargs)
+        if is_random and allows_random and keeps_draws and not _is_used(node):  # the next draw would be another
             yield f"{node.target} draws random numbers that nothing reads, and decomposing the graph drops it"
         if is_random and not allows_random:
             yield f"{node.target} draws random numbers, and the backend would draw others: use eval() for dropout"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -199,14 +199,18 @@ class _Writes(TorchDispatchMode):
         kwargs = kwargs or {}
         if torch.Tag.inplace_view in func.tags:
             raise UnsupportedError(f"{func} changes the shape or strides of a tensor in place")
-        for place, argument in enumerate(func._schema.arguments):
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            if (argument.alias_info and argument.alias_info.is_write) or argument.name in _RUNNING:
-                self.written += pytree.tensors(value)
+        self.written += [one for name, value in list_written(func, args, kwargs) for one in pytree.tensors(value)]
         return func(*args, **kwargs)
 
 
-_RUNNING = ("running_mean", "running_var")
+def list_written(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """List the arguments that an operator writes to, by their names. Batch norm counts in inference, too."""
+    given = dict(zip((one.name for one in operator._schema.arguments), args, strict=False)) | dict(kwargs)
+    written = [one.name for one in operator._schema.arguments if one.alias_info and one.alias_info.is_write]
+    return [(name, given[name]) for name in (*written, *RUNNING) if name in given]
+
+
+RUNNING = ("running_mean", "running_var")
 """Batch norm writes to these without saying so in its schema."""
 
 
@@ -291,22 +295,22 @@ def hoist_views(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 def _takes_part(node: Node) -> bool:
     known = node.target in (_FUNCTIONS if node.op == "call_function" else _METHODS if node.op == "call_method" else ())
-    if not known or node.kwargs or not isinstance(node.args[0], Node) or not all(map(_is_fixed, node.args[1:])):
+    if not known or node.kwargs or not isinstance(node.args[0], Node) or not all(map(is_fixed, node.args[1:])):
         return False
-    return node.target is not operator.getitem or not _is_whole(node.args[1])
+    return node.target is not operator.getitem or not is_whole(node.args[1])
 
 
-def _is_whole(index: Any) -> bool:
+def is_whole(index: Any) -> bool:
     """Whether an index takes everything, with further dimensions at most."""
     if isinstance(index, tuple):
-        return all(map(_is_whole, index))
+        return all(map(is_whole, index))
     return index is None or index is Ellipsis or index == slice(None)
 
 
-def _is_fixed(index: Any) -> bool:
+def is_fixed(index: Any) -> bool:
     """Whether an index is made of whole numbers, ranges and the like, for which PyTorch gives a view."""
     if isinstance(index, tuple):
-        return all(map(_is_fixed, index))
+        return all(map(is_fixed, index))
     if isinstance(index, slice):
-        return all(map(_is_fixed, (index.start, index.stop, index.step)))
+        return all(map(is_fixed, (index.start, index.stop, index.step)))
     return index is None or index is Ellipsis or type(index) is int

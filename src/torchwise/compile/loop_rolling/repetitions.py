@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -54,15 +55,19 @@ Verifier = Callable[[Repetition], Repetition | None]
 
 
 def repetitions(
-    labels: Sequence[Hashable], verify: Verifier = lambda stretch: stretch.whole_periods
+    labels: Sequence[Hashable],
+    verify: Verifier = lambda stretch: stretch.whole_periods,
+    *,
+    least_body: int = MIN_BODY,
 ) -> list[Repetition]:
     """Return disjoint stretches that repeat, in order: the longest that `verify` accepts, and others around it.
 
-    Labels are compared as they are. `verify` must find out whether everything else is equal.
+    Labels are compared as they are. `verify` must find out whether everything else is equal. A period has `least_body`
+    labels or more.
     """
     numbers = _number_labels(labels)
-    least = max(MIN_TIMES * MIN_BODY, int(MIN_RUN * len(numbers)))
-    return list(_repetitions(numbers, 0, len(numbers), least, verify))
+    least = max(MIN_TIMES * least_body, int(MIN_RUN * len(numbers)))
+    return list(_repetitions(numbers, 0, len(numbers), least, functools.partial(_best, verify, least_body)))
 
 
 def covers(stretches: Sequence[Repetition], length: int) -> bool:
@@ -70,13 +75,13 @@ def covers(stretches: Sequence[Repetition], length: int) -> bool:
     return bool(stretches) and sum(s.stop - s.start for s in stretches) >= MIN_SHARE * length
 
 
-def longest_by_period(numbers: npt.NDArray[np.int64]) -> list[Repetition]:
+def longest_by_period(numbers: npt.NDArray[np.int64], least_body: int = MIN_BODY) -> list[Repetition]:
     """Return the longest stretch for every period, the longest first, and the shortest period first if they are equal.
 
     Only stretches of at least `MIN_TIMES` periods count.
     """
     found = []
-    for period in range(MIN_BODY, len(numbers) // MIN_TIMES + 1):
+    for period in range(least_body, len(numbers) // MIN_TIMES + 1):
         equal = numbers[period:] == numbers[:-period]
         least = (MIN_TIMES - 1) * period
         if np.count_nonzero(equal) < least:
@@ -88,20 +93,22 @@ def longest_by_period(numbers: npt.NDArray[np.int64]) -> list[Repetition]:
 
 
 def _repetitions(
-    numbers: npt.NDArray[np.int64], start: int, stop: int, least: int, verify: Verifier
+    numbers: npt.NDArray[np.int64], start: int, stop: int, least: int, find: Callable[..., Repetition | None]
 ) -> Iterator[Repetition]:
-    best = _best(numbers, start, stop, least, verify)
+    best = find(numbers, start, stop, least)
     if best is not None:
-        yield from _repetitions(numbers, start, best.start, least, verify)
+        yield from _repetitions(numbers, start, best.start, least, find)
         yield best
-        yield from _repetitions(numbers, best.stop, stop, least, verify)
+        yield from _repetitions(numbers, best.stop, stop, least, find)
 
 
-def _best(numbers: npt.NDArray[np.int64], start: int, stop: int, least: int, verify: Verifier) -> Repetition | None:
+def _best(
+    verify: Verifier, least_body: int, numbers: npt.NDArray[np.int64], start: int, stop: int, least: int
+) -> Repetition | None:
     best: Repetition | None = None
     if stop - start < least:
         return None
-    for candidate in longest_by_period(numbers[start:stop])[:_MAX_VERIFIED]:
+    for candidate in longest_by_period(numbers[start:stop], least_body)[:_MAX_VERIFIED]:
         if best is not None and candidate.times * candidate.period <= best.stop - best.start:
             break  # verification makes no stretch longer
         verified = verify(Repetition(candidate.start + start, candidate.stop + start, candidate.period))

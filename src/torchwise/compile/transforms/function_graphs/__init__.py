@@ -2,8 +2,9 @@
 
 There, attention that somebody wrote out is still a product, a softmax and a product, under whatever names. Gradients
 are those of the functions that are put in. Each rewrite is a function that changes a graph and returns how many places
-it found. All rewrites of a plan are one pass, which Inductor runs on each graph. `record` makes such a graph of a call
-in eager, by which a model's traits are found.
+it found, or raises an `UnsupportedError` with the reason why there are none. All rewrites of a plan are one pass, which
+Inductor runs on each graph. `record`
+makes such a graph of a call in eager, by which a model's traits are found.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torchwise import __version__
 from torchwise._torch import dynamo, inductor
 from torchwise._torch.private_name import check
 from torchwise.compile.uncompiled_reason import no_effect
+from torchwise.errors import UnsupportedError
 from torchwise.plan.choice import load_choices, load_code
 
 Rewrite = Callable[[torch.fx.Graph], int]
@@ -38,36 +40,51 @@ def graph_pass(names: tuple[str, ...]) -> Any:
     """
     check(_WHO, (inductor.GRAPH_PASS, inductor.HASH_FILES))
     base: Any = inductor.GRAPH_PASS.get(_WHO)
-    rewrites: dict[str, Rewrite] = {name: _load(name) for name in names}
 
-    class FunctionRewrites(base):  # type: ignore[misc]
-        """The pass: counts the graphs that it received, and those that each rewrite changed."""
-
-        def __init__(self) -> None:
-            self.received = 0
-            self.changed = dict.fromkeys(rewrites, 0)
-
-        def __call__(self, graph: torch.fx.Graph) -> None:
-            self.received += 1
-            for name, rewrite in rewrites.items():
-                self.changed[name] += rewrite(graph) > 0
+    class FunctionRewrites(Rewriting, base):  # type: ignore[misc]
+        """The pass."""
 
         def uuid(self) -> Any:
             """Return this pass's part of the key of compiled code, in addition to the graph."""
             own = map(str, Path(__file__).parent.glob("*.py"))
-            files = {*own, *filter(None, map(_find_source, rewrites.values()))}
+            files = {*own, *filter(None, map(_find_source, self.rewrites.values()))}
             return repr((names, __version__)).encode() + inductor.HASH_FILES.get(_WHO)(tuple(sorted(files)))
 
-        @contextlib.contextmanager
-        def assert_applied(self) -> Iterator[None]:
-            """Watch a first call: each rewrite must change a graph, unless a cache had the code of some."""
-            received, changed, cached = self.received, dict(self.changed), _count_cached()
-            yield
-            for name in names:
-                if _count_cached() == cached and self.received > received and self.changed[name] == changed[name]:
-                    raise no_effect(("transforms", name), "no graph has a place for it")
+    return FunctionRewrites(names)
 
-    return FunctionRewrites()
+
+class Rewriting:
+    """Makes the rewrites of a plan, and counts the graphs that it received, and those that each rewrite changed.
+
+    Args:
+        names: the rewrites, in their order.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.rewrites: dict[str, Rewrite] = {name: _load(name) for name in names}
+        self.received = 0
+        self.changed = dict.fromkeys(names, 0)
+        self.reasons: dict[str, list[str]] = {name: [] for name in names}
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        """Rewrite a graph. One that a rewrite is not for stays as it is."""
+        self.received += 1
+        for name, rewrite in self.rewrites.items():
+            try:
+                self.changed[name] += rewrite(graph) > 0
+            except UnsupportedError as reason:
+                self.reasons[name].append(str(reason))
+
+    @contextlib.contextmanager
+    def assert_applied(self) -> Iterator[None]:
+        """Watch a first call: each rewrite must change a graph, unless a cache had the code of some."""
+        received, changed, cached = self.received, dict(self.changed), _count_cached()
+        known = {name: len(reasons) for name, reasons in self.reasons.items()}
+        yield
+        for name in self.rewrites:
+            if _count_cached() == cached and self.received > received and self.changed[name] == changed[name]:
+                reasons = dict.fromkeys(self.reasons[name][known[name] :])
+                raise no_effect(("transforms", name), "; ".join(reasons) or "no graph has a place for it")
 
 
 def _count_cached() -> int:

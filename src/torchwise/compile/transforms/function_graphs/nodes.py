@@ -151,10 +151,15 @@ def writes(node: Node) -> bool:
     place = names.index("inplace") if "inplace" in names else len(node.args)
     if node.kwargs.get("out") is not None or argument(node, place, "inplace", False) is not False:
         return True
-    if name in _MODES:
+    if sets_mode(node):
         return True
     is_method = name.endswith("_") and not name.endswith("__")
     return is_method or name.strip("_") in _WRITES or is_operator_that_writes(node.target)
+
+
+def sets_mode(node: Node) -> bool:
+    """Whether a function sets a mode of PyTorch, by which the functions after it compute in another way."""
+    return _given_name(node) in _MODES
 
 
 def _names_of_arguments(node: Node) -> tuple[str, ...]:
