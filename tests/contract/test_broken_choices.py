@@ -39,6 +39,7 @@ MODELS = {
     "log_softmax": "shares",
     "fft_sizes": "convolved",
     "distance_products": "distances",
+    "batched_loop": "samples",
     "fused_attention": "attention",
     "math_attention": "shared_keys",
     "grouped_keys": "shared_keys",
@@ -137,12 +138,13 @@ def interpret(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
 
 
 def verify_choice(choice: Choice) -> Verdict:
-    plan = Plan(**{**dict(choice.requires), choice.field: (choice.value,) if choice.stage else choice.value})
+    given = choice.requires or (choice.implies if choice.stage is Stage.TRACE else ())
+    plan = Plan(**{**dict(given), choice.field: (choice.value,) if choice.stage else choice.value})
     tolerance = TOLERANCE if choice.numerics.is_judged_by_user else None
     spec = WorkloadSpec(f"{FILE}:{MODELS[choice.value]}", tolerance=tolerance)
     traits = frozenset({Trait.STOCHASTIC} if MODELS[choice.value] == "dropout" else ())
     job = Job("try", spec, plan, effort=EFFORTS["quick"], traits=traits)
-    trial = PlanExperiment(job, PlanCandidate(plan, interpret if choice.requires else None))
+    trial = PlanExperiment(job, PlanCandidate(plan, interpret if given else None))
     with trial.harness.gradients():
         trial.build()
         trial.first_calls()

@@ -60,8 +60,9 @@ class Stage(StrEnum):
     TRACE = "trace"
     """The functions that Dynamo traced are rewritten, before Inductor differentiates them: `(graph) -> places`.
 
-    It returns the number of places that it changed. Its traits are found in a recorded call. If the choice
-    `derives_weights`, the values that it marks as computed from weights alone are computed once, and not in each call.
+    In a plan of backend "eager", they run as rewritten. It returns the number of places that it changed. Its traits are
+    found in a recorded call. If the choice `derives_weights`, the values that it marks as computed from weights alone
+    are computed once, and not in each call.
     """
     GRAPH = "graph"
     """The graphs are rewritten and compiled by Inductor: `(options) -> backend` of `torch.compile`."""

@@ -14,7 +14,7 @@ from torchwise.keywords import checked_keywords
 from torchwise.parsing import brief, parse_json, short_repr
 from torchwise.plan.choice import Stage, complete_name, find_choice, load_choices
 from torchwise.plan.known_names import check_known
-from torchwise.plan.rules import check, check_containers
+from torchwise.plan.rules import check, check_containers, find_choices
 
 SCHEMA = "torchwise.plan/1"
 EXAMPLE = f'{{"schema":"{SCHEMA}","backend":"inductor"}}'
@@ -95,6 +95,11 @@ class Plan:
     def is_eager(self) -> bool:
         """Whether this is the baseline: nothing changed at all."""
         return self == EAGER
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether Dynamo traces the model: for a compiler, or to rewrite its functions in eager."""
+        return self.backend != "eager" or any(choice.stage is Stage.TRACE for choice in find_choices(self))
 
     def option(self, name: str) -> OptionValue | None:
         """Return a compiler option's value, or None if the plan does not set it."""

@@ -42,6 +42,10 @@ class Trait(OpenEnum):
     REPEATED_BLOCKS = "repeated_blocks", "has repeated blocks"
     STAGES = "stages", "is a row of blocks or stages"
     REPEATS = "repeats", "repeats the same operators"
+    INDEPENDENT_REPEATS = (
+        "independent_repeats",
+        "repeats functions that do not wait for each other, as a loop over samples",
+    )
     LONG = "long", "calls very many operators"
     SEVERAL_SHAPES = "several_shapes", "gets inputs of several shapes"
     SIZES_VARY = "sizes_vary", "gets inputs of sizes that no example has"

@@ -331,7 +331,7 @@ class PlanExperiment(Experiment):
 
     def __init__(self, job: Job, candidate: PlanCandidate) -> None:
         super().__init__(job, candidate)
-        self._is_compiled_here = candidate.backend is None and job.plan.backend != "eager"
+        self._is_compiled_here = candidate.backend is None and job.plan.is_traced
         self._may_break = False
 
     def first_calls(self) -> float:

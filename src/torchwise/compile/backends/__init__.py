@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torchwise.compile.transforms import has_stage
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
-from torchwise.plan.choice import list_values, load_choices, load_code
+from torchwise.plan.choice import Stage, list_values, load_choices, load_code
 
 Backend = Callable[[Callable[..., Any], Plan], Callable[..., Any]]
 """Takes the callable to compile and the plan, and returns the callable that answers its calls.
@@ -28,7 +29,7 @@ def load_backend(name: str, device: str | None = None) -> Backend:
             names no function.
     """
     if name == "eager":
-        return _compile_nothing
+        return _run_in_eager
     choice = load_choices().get(("backend", name))
     if choice is None:
         raise UnsupportedError(f"backend is {name!r}, but there are {', '.join(('eager', *list_values('backend')))}")
@@ -39,6 +40,10 @@ def load_backend(name: str, device: str | None = None) -> Backend:
     return load_code(choice.realized_by)
 
 
-def _compile_nothing(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:  # noqa: ARG001 - the shape of a backend
-    """Return `call` unchanged, for the backend "eager"."""
-    return call
+def _run_in_eager(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
+    """Return `call` unchanged for the backend "eager", unless the plan rewrites its functions."""
+    if not has_stage(plan.transforms, Stage.TRACE):
+        return call
+    from torchwise.compile.backends import rewritten  # which imports Dynamo
+
+    return rewritten.compile(call, plan)

@@ -211,6 +211,8 @@ def _compile_and_verify(
     limits = request.make_limits(request.trial_s)
     made: AotCode | None = None
     preparation = Preparation("check", job, "")
+    if plan.backend == "eager" and plan.is_traced:
+        return "its functions are rewritten on the first call, which must not happen in a program that serves"
     if plan.backend != "eager":
         code = ask_worker(launcher, Preparation("make", job, str(file)), AotCode, limits, _hear)
         if isinstance(code, Failure):

@@ -3,7 +3,7 @@
 There, attention that somebody wrote out is still a product, a softmax and a product, under whatever names. Gradients
 are those of the functions that are put in. Each rewrite is a function that changes a graph and returns how many places
 it found, or raises an `UnsupportedError` with the reason why there are none. All rewrites of a plan are one pass, which
-Inductor runs on each graph. `record`
+Inductor runs on each graph. Those that need no compiler may also be run in eager (`backends/rewritten.py`). `record`
 makes such a graph of a call in eager, by which a model's traits are found.
 """
 
