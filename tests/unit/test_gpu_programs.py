@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -287,7 +288,7 @@ def test_regions_of_other_rows_are_kernels_of_their_own(kernels: Kernels) -> Non
 
     x, y = draw(torch.Generator().manual_seed(0), 7), draw(torch.Generator().manual_seed(1), 30)
     check(compile_call(call, x, y), Case(call, lambda _: ()), (x, y))
-    assert sorted(kernel.rows for kernel in kernels) == [7, 30]
+    assert sorted(kernel.work.rows for kernel in kernels) == [7, 30]
 
 
 def test_rows_that_are_read_as_columns_go_through_memory(kernels: Kernels) -> None:
@@ -413,3 +414,35 @@ def test_parts_of_what_is_used_twice_are_computed_once(kernels: Kernels) -> None
     x = draw(torch.Generator().manual_seed(0), 12, 4)
     check(compile_call(call, x), Case(call, lambda _: ()), (x,))
     assert kernels.source.count("tl.sin") <= 20
+
+
+@pytest.mark.parametrize(("limit_s", "tried"), [(9.0, 4), (1.5, 3), (0.0, 2)])
+def test_no_form_is_begun_after_a_time_once_one_works(
+    monkeypatch: pytest.MonkeyPatch, limit_s: float, tried: int
+) -> None:
+    seconds, begun, clock = iter((None, 3.0, 1.0, 2.0)), list[Form](), itertools.count(0.0, 1.0)
+    monkeypatch.setattr(launch.time, "monotonic", lambda: next(clock))
+
+    def measure(form: Form) -> tuple[float, Any]:
+        begun.append(form)
+        if (taken := next(seconds)) is None:
+            raise ValueError("out of shared memory")
+        return taken, len(begun)
+
+    forms = [Form(1, warps, 64, "ieee") for warps in (1, 2, 4, 8)]
+    form, number = launch.pick_fastest(forms, measure, limit_s)
+    assert begun == forms[:tried]
+    assert (form, number) == ((forms[2], 3) if tried > 2 else (forms[1], 2))
+
+
+def test_kernels_of_one_program_share_the_time_for_tuning(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits, pick = list[float](), launch.pick_fastest
+
+    def call(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tanh(x) * 2 + 1, torch.sin(y) * 3 - 1
+
+    monkeypatch.setattr(launch, "_tuned", itertools.count(1))
+    monkeypatch.setattr(launch, "pick_fastest", lambda *given: limits.append(given[2]) or pick(*given))
+    x, y = draw(torch.Generator().manual_seed(0), 7), draw(torch.Generator().manual_seed(1), 30)
+    check(compile_call(call, x, y), Case(call, lambda _: ()), (x, y))
+    assert limits == [launch.TUNING_S, launch.TUNING_S / 2]

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from torchwise.records import Outcome
+from torchwise.errors import UnsupportedError
+from torchwise.records import CheckName, Outcome
 from torchwise.verify import Subject, is_stochastic, verify
 from torchwise.verify.reference import as_reference, float64_of
 from torchwise.verify.stochastic import FALSE_ALARM_RATE, MIN_CALLS, judge
@@ -319,3 +320,14 @@ def test_the_reference_stays_in_float64_where_a_model_asks_for_less() -> None:
     assert torch.allclose(answer, (x @ torch.ones(4, dtype=torch.float64)).softmax(-1), rtol=1e-12)
     assert x.grad is not None
     assert x.grad.dtype is torch.float64
+
+
+def test_a_plan_whose_form_with_eagers_noise_is_refused_is_judged_by_its_own(noisy: Workload) -> None:
+    def refuse(_x: torch.Tensor) -> torch.Tensor:
+        raise UnsupportedError("random numbers that nothing reads")
+
+    assert verdict_of(noisy, noisy.call, refuse).outcome is Outcome.PASS
+    wrong = verdict_of(noisy, lambda x: noisy.call(x) * 1.5, refuse)
+    assert wrong.outcome is Outcome.FAIL
+    told = [check.detail for check in wrong.checks if check.name is CheckName.REPRODUCED_NOISE]
+    assert told == ["eager's own random numbers cannot be drawn: distribution only"]

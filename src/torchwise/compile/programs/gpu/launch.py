@@ -7,6 +7,7 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import logging
 import threading
@@ -25,13 +26,19 @@ from torchwise.compile.programs.gpu.program import Program
 from torchwise.errors import UnsupportedError, first_line, format_error
 
 logger = logging.getLogger("torchwise")
+_tuned = itertools.count(1)
 
 NAME = "torchwise_tiles"
 TUNING_S = 20.0
-"""Seconds after which no further form of a kernel is compiled, once one works."""
+"""Seconds after which no further form of a kernel is compiled, once one works. Of several kernels each has a share, the
+second half of it, the third a third, as a program of many would otherwise be tuned for minutes."""
 MOST_SEED = 2**31 - 1
 CALLS, ROWS = 10, 5
 """Timed calls of each form in a row, and rows of them."""
+
+
+Launch = Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
+"""Takes the inputs of a kernel, launches it, and returns its outputs."""
 
 
 class Kernel:
@@ -56,7 +63,7 @@ class Kernel:
         self._outputs = [(tuple(one.shape), tuple(one.stride()), one.dtype) for one in outputs]
         self._lock = threading.Lock()
         self._refusal: UnsupportedError | None = None
-        self._launch: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]] | None = None
+        self._launch: Launch | None = None
         self._texts: dict[tuple[int, bool], KernelText] = {}
         first = self._write(64, True)  # refuses what has no code, before any call
         self.work = Work(first.rows, program.width, *program.count_weights())
@@ -90,7 +97,7 @@ class Kernel:
             self._texts[most, uses_dot] = Writer(self._program, most, uses_dot).write()
         return self._texts[most, uses_dot]
 
-    def _tune(self, args: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]:
+    def _tune(self, args: Sequence[torch.Tensor]) -> Launch:
         """Return the fastest form on these inputs.
 
         Raises:
@@ -102,31 +109,23 @@ class Kernel:
         file = self._cache_file(device, allows_tf32)
         with contextlib.suppress(OSError, ValueError, TypeError):  # none is kept, or it was cut short
             return self._make_launch(Form(**json.loads(file.read_text())), device)
-        began, best, problem = time.monotonic(), None, ""
-        for form in forms if device.type == "cuda" else forms[:1]:
-            if best is not None and time.monotonic() - began > TUNING_S:
-                break
-            try:
-                launch = self._make_launch(form, device)
-                # The call that follows draws the random numbers that it would draw without the trials.
-                with torch.random.fork_rng([device] if device.type == "cuda" else []):
-                    launch(args)
-                    taken_s = _time_calls(functools.partial(launch, args), device)
-            except torch.OutOfMemoryError:  # which no other form would have
-                raise
-            except Exception as error:  # Triton raises errors of many kinds
-                problem = first_line(format_error(error))
-                logger.info("torchwise: %s is no form of a kernel: %s", form, problem)
-                continue
-            logger.info("torchwise: %s: %.1f us", form, 1e6 * taken_s)
-            if best is None or taken_s < best[0]:
-                best = (taken_s, form, launch)
-        if best is None:
-            self._refusal = UnsupportedError(f"Triton compiles no form of a kernel: {problem}")
-            raise self._refusal
+
+        def measure(form: Form) -> tuple[float, Launch]:
+            launch = self._make_launch(form, device)
+            # The call that follows draws the random numbers that it would draw without the trials.
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                launch(args)
+                return _time_calls(functools.partial(launch, args), device), launch
+
+        forms = forms if device.type == "cuda" else forms[:1]
+        try:
+            form, launch = pick_fastest(forms, measure, TUNING_S / next(_tuned))
+        except UnsupportedError as error:
+            self._refusal = error
+            raise
         with contextlib.suppress(OSError):  # the next process chooses again
-            _write_file(file, json.dumps(vars(best[1])))
-        return best[2]
+            _write_file(file, json.dumps(vars(form)))
+        return launch
 
     def _cache_file(self, device: torch.device, allows_tf32: bool) -> Path:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
@@ -135,9 +134,7 @@ class Kernel:
         key = hashlib.sha256("\0".join(words).encode()).hexdigest()[:40]
         return _folder() / f"{key}.json"
 
-    def _make_launch(
-        self, form: Form, device: torch.device
-    ) -> Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]:
+    def _make_launch(self, form: Form, device: torch.device) -> Launch:
         text = self._write(form.most, form.uses_dot)
         kernel = load_kernel(text.source)
         grid = (-(-self.work.rows // form.block),)
@@ -155,6 +152,39 @@ class Kernel:
             return made
 
         return launch
+
+
+def pick_fastest(
+    forms: Sequence[Form], measure: Callable[[Form], tuple[float, Launch]], limit_s: float
+) -> tuple[Form, Launch]:
+    """Return the fastest form. Once one works, no other is begun after a time.
+
+    Args:
+        forms: the likeliest first.
+        measure: returns the seconds of a call, and the launch.
+        limit_s: that time.
+
+    Raises:
+        UnsupportedError: Triton refuses all forms.
+    """
+    began, best, problem = time.monotonic(), None, ""
+    for form in forms:
+        if best is not None and time.monotonic() - began > limit_s:
+            break
+        try:
+            taken_s, launch = measure(form)
+        except torch.OutOfMemoryError:  # which no other form would have
+            raise
+        except Exception as error:  # Triton raises errors of many kinds
+            problem = first_line(format_error(error))
+            logger.info("torchwise: %s is no form of a kernel: %s", form, problem)
+            continue
+        logger.info("torchwise: %s: %.1f us", form, 1e6 * taken_s)
+        if best is None or taken_s < best[0]:
+            best = (taken_s, form, launch)
+    if best is None:
+        raise UnsupportedError(f"Triton compiles no form of a kernel: {problem}")
+    return best[1:]
 
 
 def load_kernel(source: str) -> Any:
