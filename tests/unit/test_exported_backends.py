@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx import traceback
 
 from live_decisions import make_decision
 from torchwise import apply
+from torchwise._torch import dynamo
 from torchwise.compile.backends import load_backend, onnx_runtime, openvino, tensorrt
 from torchwise.compile.backends.exported import compile_exported
 from torchwise.compile.backends.index_checks import find_checks
@@ -625,3 +627,13 @@ def test_exporting_warns_of_nothing_that_is_pytorch_s_own() -> None:
 
     check_same(compile_by(model, compile_program), model, torch.randn(2, 4))
     assert compiler.programs
+
+
+@pytest.mark.skipif(not hasattr(traceback, "annotate"), reason="this PyTorch keeps no such notes")
+def test_calls_of_other_threads_end_well_while_one_exports() -> None:
+    with dynamo.while_exporting():
+        other = traceback.annotate({"of": "another thread"})
+        other.__enter__()
+        traceback.current_meta.pop("custom")  # as the export does, which puts its own dict back
+        other.__exit__(None, None, None)
+    assert not traceback.current_meta.get("custom")

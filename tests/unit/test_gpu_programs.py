@@ -441,8 +441,10 @@ def test_kernels_of_one_program_share_the_time_for_tuning(kernels: Kernels, monk
     def call(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.tanh(x) * 2 + 1, torch.sin(y) * 3 - 1
 
-    monkeypatch.setattr(launch, "_tuned", itertools.count(1))
     monkeypatch.setattr(launch, "pick_fastest", lambda *given: limits.append(given[2]) or pick(*given))
     x, y = draw(torch.Generator().manual_seed(0), 7), draw(torch.Generator().manual_seed(1), 30)
     check(compile_call(call, x, y), Case(call, lambda _: ()), (x, y))
     assert limits == [launch.TUNING_S, launch.TUNING_S / 2]
+    x = draw(torch.Generator().manual_seed(2), 8)
+    check(compile_call(call, x, y), Case(call, lambda _: ()), (x, y))
+    assert limits[2:] == limits[:1], "another program has its own time, and one kernel was tuned before"

@@ -132,8 +132,7 @@ def test_a_number_of_workers_that_is_none_is_refused(number: Any) -> None:
         Request.from_options(TuneOptions(workers=number), "zoo:anything", "cuda")
 
 
-def test_only_a_request_of_a_user_has_several_by_default() -> None:
-    """Benchmarks, graphs of `torch.compile` and background searches make theirs otherwise."""
+def test_one_plan_is_tried_at_a_time_by_default() -> None:
     assert Request(WorkloadSpec("zoo:anything", device="cuda")).workers == 1
     assert Request.from_options(TuneOptions(), "zoo:anything", "cuda").workers == 1
 

@@ -94,7 +94,8 @@ def test_a_file_that_cannot_be_read_is_left_to_the_worker(tmp_path: Path, text: 
 def test_targets_by_prefix_and_those_without_imports() -> None:
     assert list_for("hf:gpt2@decode,length=64") == ["transformers:PreTrainedModel"]
     assert list_for("zoo:tutorial.fusion_demo") == []
-    assert list_for("hf:gpt2", device="cuda") == ["transformers:PreTrainedModel"]
+    assert list_for("hf:gpt2", device="cuda") == []
+    assert list_for("timm:resnet18", device="cuda") == list_for("timm:resnet18") == ["timm"]
     inner = SimpleNamespace(workload=WorkloadSpec("hf:gpt2", device="cpu"))
     assert list_imports(SimpleNamespace(job=inner), in_command=True) != NOTHING
     assert list_imports(SimpleNamespace(job=inner), in_command=False) == NOTHING

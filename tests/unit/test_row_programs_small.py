@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from row_calls import compile_call, keep_regions
 from torchwise._torch import native
 from torchwise.compile import programs
-from torchwise.compile.backends import graphs
+from torchwise.compile.backends import graphs, pure_graph
 from torchwise.errors import UnsupportedError
 
 Tensors = Sequence[torch.Tensor]
@@ -130,6 +130,13 @@ def test_outputs_that_are_parts_of_one_tensor_are_tensors_of_their_own(dim: int)
     for one, other in zip(compiled(x), call(x), strict=True):
         torch.testing.assert_close(one, other)
         assert one.stride() == other.stride()
+
+
+def test_empty_outputs_of_one_tensor_share_nothing() -> None:
+    parts = torch.zeros(0, 4).unbind(1)
+    assert not pure_graph._share_elements(parts)
+    whole = torch.zeros(4)
+    assert pure_graph._share_elements([whole, whole[3:]])
 
 
 def test_outputs_that_share_an_element_are_refused() -> None:

@@ -211,11 +211,15 @@ def while_exporting() -> Iterator[None]:
     """Leave Dynamo's compilation to export a graph: without gradients, and PyTorch's warnings about its own code.
 
     Exporting warns of a deprecated check in PyTorch (2.13), of which a user of a plan can make nothing. Where warnings
-    are errors, the plan would fail.
+    are errors, the plan would fail. It also keeps notes for nodes in a variable of the whole process, to which calls of
+    compiled code in other threads add theirs. Their ends would raise a KeyError if an export had dropped them, so there
+    are notes throughout, empty ones.
     """
     import torch
+    from torch.fx import traceback
 
-    with TRACING.get()(None), torch.no_grad(), warnings.catch_warnings():
+    notes = getattr(traceback, "annotate", lambda _: contextlib.nullcontext())  # not in older versions
+    with notes({}), TRACING.get()(None), torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec", FutureWarning)
         yield
 

@@ -8,7 +8,8 @@ models alone, as the user's own files may keep state, which belongs to one worke
 - if the server would find the very file of the library that the worker finds, whose folder comes first on its path.
 
 A server that a library leaves with threads or with the driver of a GPU open, or that ends by it, is started anew
-without any: forks of it could not use the GPU. `benchmarks/imports_and_forks.py` tells which libraries do.
+without any: forks of it could not use the GPU. `benchmarks/imports_and_forks.py` tells which libraries do, and workers
+of a GPU have those imported that did not (`ON_GPU`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import pickletools
 import signal
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +34,9 @@ from torchwise.plan.workload_spec import WorkloadSpec
 
 VARIABLE = "TORCHWISE_SERVER_IMPORTS"
 """The environment variable by which the server is told: modules, and the files of their libraries."""
+ON_GPU = ("timm",)
+"""Those that are imported for workers of a GPU. On an H200 Transformers and diffusers started a thread each, after
+which the server ends and their import was in vain (`benchmarks/results/2026-11-29-h200-imports-and-forks.txt`)."""
 LIBRARIES = ("transformers", "diffusers", "timm", "torchvision", "sentence_transformers")
 BY_PREFIX = {"hf": ("transformers:PreTrainedModel",), "diffusers": ("diffusers:ModelMixin",), "timm": ("timm",)}
 """The parts of a library that all its targets import, by the prefix of a target."""
@@ -61,8 +65,9 @@ def list_imports(job: object, *, in_command: bool) -> str:
     spec = getattr(inner, "workload", None)
     if not isinstance(spec, WorkloadSpec):
         return NOTHING
+    libraries = LIBRARIES if spec.device == "cpu" else ON_GPU
     if (source := getattr(inner, "source", None)) is not None:
-        return _with_files(_list_pickled(source), [])
+        return _with_files(_list_pickled(source), [], libraries)
     if not in_command:
         return NOTHING
     prefix, _, rest = spec.target.partition(":")
@@ -70,11 +75,12 @@ def list_imports(job: object, *, in_command: bool) -> str:
     folder = [str(Path(prefix).resolve().parent)] if prefix.endswith(".py") else []
     if folder:
         found = _scan_file(Path(prefix), rest.partition("@")[0])
-    return _with_files(found, folder)
+    return _with_files(found, folder, libraries)
 
 
-def _with_files(names: Iterable[str], folder: list[str]) -> str:
-    told = [(name, _find_file(name, folder)) for name in list(dict.fromkeys(names))[:MAX_NAMES]]
+def _with_files(names: Iterable[str], folder: list[str], libraries: Sequence[str]) -> str:
+    kept = [name for name in dict.fromkeys(names) if name.partition(":")[0].partition(".")[0] in libraries]
+    told = [(name, _find_file(name, folder)) for name in kept[:MAX_NAMES]]
     return json.dumps([[name, file] for name, file in told if file])
 
 

@@ -224,7 +224,8 @@ def _check_no_views(outputs: Sequence[torch.Tensor], graph: torch.fx.GraphModule
 def _share_elements(parts: Sequence[torch.Tensor]) -> bool:
     """Whether tensors in the same memory may have an element in common."""
     sizes = [(*one.shape, *one.stride(), one.storage_offset(), one.dtype.itemsize) for one in parts]
-    ends = [number_hint(one.untyped_storage().nbytes()) or MAX_SHARED + 1 for one in parts]
+    hints = [number_hint(one.untyped_storage().nbytes()) for one in parts]
+    ends = [MAX_SHARED + 1 if hint is None else hint for hint in hints]
     if any(map(varies, itertools.chain(*sizes))) or max(ends) > MAX_SHARED or len({one.dtype for one in parts}) > 1:
         return True
     seen = torch.zeros(max(ends), dtype=torch.bool, device="cpu")

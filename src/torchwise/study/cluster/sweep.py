@@ -199,8 +199,8 @@ class _Sweep:
 
 
 def _add_options(task: Task, *options: str) -> list[str]:
-    name, *rest = task.arguments()
-    return [name, *options, *rest]
+    *words, end, target = task.arguments()
+    return [*words, *options, end, target]  # of an option that is given twice the last counts
 
 
 def retry_while_unreachable(command: Callable[[], None]) -> None:

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from torchwise.compile.programs.gpu.program import Program
 from torchwise.errors import UnsupportedError, first_line, format_error
 
 logger = logging.getLogger("torchwise")
-_tuned = itertools.count(1)
 
 NAME = "torchwise_tiles"
 TUNING_S = 20.0
@@ -49,6 +48,7 @@ class Kernel:
         inputs: tensors like its inputs, which may be without memory.
         outputs: tensors like its outputs.
         device: of both.
+        tuned: counts the kernels of its program that are tuned.
     """
 
     def __init__(
@@ -57,8 +57,9 @@ class Kernel:
         inputs: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
         device: torch.device,
+        tuned: Iterator[int] | None = None,
     ) -> None:
-        self._program, self._device = program, device
+        self._program, self._device, self._tuned = program, device, tuned or itertools.count(1)
         self._wanted = [(tuple(one.shape), tuple(one.stride()), one.dtype) for one in inputs]
         self._outputs = [(tuple(one.shape), tuple(one.stride()), one.dtype) for one in outputs]
         self._lock = threading.Lock()
@@ -119,7 +120,7 @@ class Kernel:
 
         forms = forms if device.type == "cuda" else forms[:1]
         try:
-            form, launch = pick_fastest(forms, measure, TUNING_S / next(_tuned))
+            form, launch = pick_fastest(forms, measure, TUNING_S / next(self._tuned))
         except UnsupportedError as error:
             self._refusal = error
             raise

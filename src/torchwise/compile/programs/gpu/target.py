@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from torchwise.compile.programs.gpu.labels import MAX_MATRIX, has_rule
@@ -25,7 +27,7 @@ class GpuTarget:
     """
 
     def __init__(self, device: torch.device, *, draws: bool = False) -> None:
-        self._device, self._draws = device, draws
+        self._device, self._draws, self._tuned = device, draws, itertools.count(1)
 
     def find_refusal(self, node: Node) -> str | None:
         """Return why a node can be in no region."""
@@ -90,7 +92,9 @@ class GpuTarget:
             outputs: tuple[Node, ...] = graph.output_node().args[0]  # type: ignore[assignment]
             nodes = [node for node in graph.nodes if node.op == "call_function"]
             program = prepare(nodes, inputs, outputs, rolls=rolls)
-            region.code = Kernel(program, _like(region.inputs), _like_outputs(region.outputs), self._device)
+            region.code = Kernel(
+                program, _like(region.inputs), _like_outputs(region.outputs), self._device, self._tuned
+            )
         except HeavyError as error:
             raise HeavyError([origins[node] for node in error.nodes], str(error)) from error
         except NodeError as error:
