@@ -333,6 +333,13 @@ def test_this_machine_has_a_slot_for_each_gpu_and_the_processor_shares_the_first
     assert choice.slots("process", None, 1)[0].options == ()
 
 
+def test_what_a_slot_adds_counts_over_what_the_task_asks_for() -> None:
+    words = module._add_options(Task("-odd:name", "cuda", workers=4), "--json", "file", "--workers=1")
+    assert words[0] == "tune"
+    assert words[-2:] == ["--", "-odd:name"]
+    assert [word for word in words if word.startswith("--workers")] == ["--workers=4", "--workers=1"]
+
+
 @pytest.mark.parametrize(("targets", "code"), [(["a", "b"], 0), (["a", "broken"], 3), (["dies", "a"], 1)])
 def test_the_command_shows_and_writes_every_study_and_its_exit_code_says_the_worst(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch, targets: list[str], code: int
