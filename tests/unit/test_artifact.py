@@ -327,6 +327,18 @@ def test_a_plan_that_compiles_nothing_needs_neither_worker_nor_trust(tmp_path: P
     assert artifact.load(tmp_path / "eager.tw") == decision
 
 
+def test_a_plan_that_rewrites_in_eager_must_answer_and_has_no_code(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    decision, launcher = make_decision(NET, Plan(transforms=("batched_loop",)), X), Recorded()
+    made = artifact.save(tmp_path / "rewritten.tw", NET, decision, X, launcher=launcher)
+    assert [build.step for build in launcher.builds] == ["start"]
+    assert (made.manifest.cold_s, made.manifest.members.keys()) == (1.0, {"decision.json"})
+    with caplog.at_level("INFO", "torchwise"):
+        assert artifact.load(tmp_path / "rewritten.tw") == decision
+    assert "no code: the model is rewritten on the first calls of each process, in some 1 s" in caplog.text
+
+
 def save_without_code(tmp_path: Path) -> tuple[Path, Decision, Recorded]:
     decision, launcher = make_decision(NET, Plan(backend="openvino"), X), Recorded()
     artifact.save(tmp_path / "openvino.tw", NET, decision, X, launcher=launcher)

@@ -19,6 +19,7 @@ from torchwise.artifact.package import Info, Manifest
 from torchwise.artifact.remote_files import Folder, hide_password, is_folder, is_url
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
 from torchwise.keywords import checked_keywords
+from torchwise.plan import Plan
 from torchwise.plan.rules import keeps_code
 from torchwise.plan.workload_spec import check_form
 from torchwise.records import Decision, Failure
@@ -117,7 +118,7 @@ def _make_artifact(
             warm.seconds if warm else None,
             warm.compiled if warm else 0,
         )
-        return package.pack(manifest, decision, collect(Path(folder)) if keeps_code(decision.plan) else {})
+        return package.pack(manifest, decision, collect(Path(folder)) if _keeps_code(decision.plan) else {})
 
 
 def _workload(
@@ -147,14 +148,20 @@ def _compile_and_restart(
 ) -> tuple[BuildResult, BuildResult | None]:
     """Compile, and start once more.
 
-    A plan without a compiler needs neither. One whose code no later process finds only has to answer.
+    A plan that leaves the model's functions alone needs neither. One whose code no later process finds only has to
+    answer.
     """
-    if decision.plan.backend == "eager":
+    if not decision.plan.is_traced:
         return BuildResult(0.0, {}, 0), None
-    if not keeps_code(decision.plan):
+    if not _keeps_code(decision.plan):
         return _run(Build("start", job, decision.to_json()), launcher, limit_s), None
     cold = _run(Build("compile", job, decision.to_json()), launcher, limit_s)
     return cold, _run(Build("start", job, decision.to_json(), cold.checks), launcher, limit_s)
+
+
+def _keeps_code(plan: Plan) -> bool:
+    """Whether a later process finds code. In eager a model's functions are rewritten in each process."""
+    return plan.backend != "eager" and keeps_code(plan)
 
 
 def _run(build: Build, launcher: Launcher, limit_s: float) -> BuildResult:

@@ -201,17 +201,17 @@ def _install_code(path: str, found: Package, trust: bool) -> Decision:
 
 
 def _tell_what_is_missing(path: str, info: Info) -> None:
-    """Log that the first calls compile, or that the original answers, if the plan compiles and has no code here."""
+    """Log that the first calls compile, or that the original answers, if the plan traces and has no code here."""
     plan = info.decision.plan
-    if plan.backend == "eager":
+    if not plan.is_traced:
         return
     if lacking := find_unusable_part(plan):
         logger.warning("torchwise: %s: your model itself answers here: %s", path, lacking)
         return
     logger.info(
-        "torchwise: %s has the decision, and no code: %s compiles on the first calls of each process, in some %.2g s",
+        "torchwise: %s has the decision, and no code: %s on the first calls of each process, in some %.2g s",
         path,
-        plan.backend,
+        "the model is rewritten" if plan.backend == "eager" else f"{plan.backend} compiles",
         info.manifest.cold_s,
     )
 
