@@ -14,8 +14,9 @@ from torch.nn import functional
 
 from dynamo_graphs import rewrite_and_call
 from torchwise.compile import compile_plan
-from torchwise.compile.transforms.function_graphs import batched_loop, loop_inputs
-from torchwise.compile.transforms.function_graphs.independent_loops import has_loops
+from torchwise.compile.transforms.function_graphs import Rewriting, batched_loop, independent_loops, loop_inputs
+from torchwise.compile.transforms.function_graphs.batched_loop import has_loops
+from torchwise.compile.transforms.function_graphs.nodes import value_of
 from torchwise.compile.transforms.function_graphs.record import record
 from torchwise.errors import NoEffectError, PlanError, UnsupportedError
 from torchwise.plan import EAGER, Plan, PlanSpace, Trait
@@ -92,6 +93,8 @@ def relate(x: Tensor) -> Tensor:
     return torch.stack([NET(x[place] - x[(place + 1) % 6]) for place in range(6)])
 
 
+AXIS: Any = {"axis": 1}
+"""PyTorch's other name for `dim`, of which its types do not know."""
 LOOPS: dict[str, Loop] = {
     "stack": lambda x: torch.stack([NET(x[place]) for place in range(6)]),
     "list": lambda x: [NET(row) for row in x],
@@ -100,6 +103,9 @@ LOOPS: dict[str, Loop] = {
     "chunks": lambda x: torch.cat([NET(part) for part in x.chunk(6)], 0).sum(0),
     "transposed": lambda x: torch.stack([NET(row)[None].T for row in x], dim=-1),
     "columns": walk_columns,
+    "axis": lambda x: torch.stack([NET(row) for row in x], **AXIS),
+    "axis of rows": lambda x: torch.stack([row.sin() * 2 for row in torch.unbind(x[:, :6], **AXIS)]),
+    "axis of parts": lambda x: torch.cat([part.sin() * 2 for part in torch.chunk(x, 8, **AXIS)], -1),
     "one function": lambda x: torch.stack([functional.linear(row, NET[0].weight) for row in x]),  # type: ignore[index]
     "heads": lambda x: torch.cat([head(x) for head in HEADS], -1),
     "attention": attend,
@@ -255,7 +261,14 @@ def stack_without_gradients(x: Tensor) -> Tensor:
         return torch.stack(rows)
 
 
+def transpose_first(x: Tensor) -> Tensor:
+    turned = x.clone()
+    turned.t_()
+    return torch.stack([turned[place].sin() * 2 for place in range(6)])
+
+
 OTHERS: dict[str, tuple[Loop, str]] = {
+    "changes its shape": (transpose_first, "t_ changes the shape or strides of a tensor in place"),
     "carried": (carry, "do not wait for another one"),
     "three": (lambda x: torch.stack([NET(row) for row in x[:3]]), "it repeats 3 times"),
     "no loop": (lambda x: NET(x).softmax(-1), "none repeat"),
@@ -285,10 +298,12 @@ def find_reason(call: Loop) -> str:
     reasons: list[str] = []
 
     def rewrite(graph: torch.fx.Graph) -> int:
+        before = list(graph.nodes)
         try:
             return batched_loop.rewrite(graph)
         except UnsupportedError as reason:
             reasons.append(str(reason))
+            assert list(graph.nodes) == before, "nothing was moved"
             return 0
 
     torch.manual_seed(7)
@@ -319,6 +334,120 @@ def test_a_join_without_gradients_has_none() -> None:
     assert not answer.requires_grad
 
 
+@torch.library.custom_op("torchwise_tests::put", mutates_args=("target",))
+def put(source: Tensor, target: Tensor) -> None:
+    target.copy_(source)
+
+
+@put.register_fake
+def _(source: Tensor, target: Tensor) -> None:
+    pass
+
+
+def write_in_a_later_loop(x: Tensor) -> list[Tensor]:
+    joined = torch.stack(rows := [NET(row) for row in x])
+    return [joined, torch.stack([row.view(2, 2).add_(1).sin() for row in rows])]
+
+
+def write_to_a_view_of_a_later_loop(x: Tensor) -> list[Tensor]:
+    rows, views, waves = [NET(row) for row in x], [], []
+    for row in rows:
+        views.append(row.view(2, 2))
+        waves.append(views[-1].sin())
+    views[0].add_(1)
+    return [rows[0] * 2, torch.stack(waves)]
+
+
+def write_to_a_list(x: Tensor) -> Tensor:
+    joined = torch.stack(rows := [NET(row) for row in x])
+    torch._foreach_mul_(rows, 2)
+    return joined
+
+
+def write_to_two(x: Tensor) -> Tensor:
+    joined = torch.stack(rows := [NET(row) for row in x])
+    torch.frexp(x[0, :4], out=(rows[1], torch.zeros(4, dtype=torch.int32)))
+    return joined
+
+
+def write_to_a_later_argument(x: Tensor) -> Tensor:
+    joined = torch.stack(rows := [NET(row) for row in x])
+    put(x[0, :4], rows[1])
+    return joined
+
+
+WRITES = (
+    write_in_a_later_loop,
+    write_to_a_view_of_a_later_loop,
+    write_to_a_list,
+    write_to_two,
+    write_to_a_later_argument,
+)
+
+
+@pytest.mark.parametrize("call", WRITES)
+def test_writes_to_rows_reach_all_that_share_their_memory_and_no_others(call: Loop) -> None:
+    with torch.no_grad():
+        answer, _, _ = rewrite_and_call(call, X.clone(), rewrite=count_loops)
+        torch.testing.assert_close(answer, call(X.clone()))
+
+
+def return_a_view_of_a_join(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    joined, views, waves = torch.stack([NET(row) for row in x]), [], []
+    for row in x:
+        views.append(joined.view(-1))
+        waves.append(views[-1] * row.sum())
+    return joined, views[0], torch.stack(waves)
+
+
+def test_a_view_of_a_join_stays_one() -> None:
+    with torch.no_grad():
+        (joined, view, waves), _, _ = rewrite_and_call(return_a_view_of_a_join, X, rewrite=batched_loop.rewrite)
+        torch.testing.assert_close(waves, return_a_view_of_a_join(X)[2])
+    assert joined.data_ptr() == view.data_ptr()
+
+
+def take_parts_without_gradients(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        rows = [x[place] for place in range(6)]
+    return torch.stack([row.sin() * 2 for row in rows])
+
+
+def take_parts_of_results_without_gradients(x: Tensor) -> Tensor:
+    rows = [row.sin() * 2 for row in x]
+    product = rows[0] * rows[1] + rows[2]
+    with torch.no_grad():
+        firsts = [row[0] for row in rows]
+    return firsts[0] * firsts[1] + firsts[2] - firsts[3] / firsts[4] + firsts[5].cos() + product.detach().sum()
+
+
+@pytest.mark.parametrize("call", [take_parts_without_gradients, take_parts_of_results_without_gradients])
+def test_parts_that_are_taken_without_gradients_lead_to_none(call: Loop) -> None:
+    x = X.clone().requires_grad_()
+    answer, _, _ = rewrite_and_call(call, x, rewrite=count_loops)
+    torch.testing.assert_close(answer, call(x))
+    answer.sum().backward()
+    assert x.grad is None
+
+
+def test_a_join_in_another_order_of_memory_is_refused() -> None:
+    reasons: list[str] = []
+
+    def call(x: Tensor) -> Tensor:
+        return torch.cat([part.sin() * 2 for part in x.split(1)], 1)
+
+    def rewrite(graph: torch.fx.Graph) -> int:
+        with pytest.raises(UnsupportedError, match="otherwise in memory, joined at once") as caught:
+            batched_loop.rewrite(graph)
+        reasons.append(str(caught.value))
+        return 0
+
+    images = IMAGES.to(memory_format=torch.channels_last)
+    answer, _, _ = rewrite_and_call(call, images, rewrite=rewrite)
+    assert answer.stride() == call(images).stride()
+    assert len(reasons) == 1
+
+
 def test_a_loop_that_depends_on_data_stays_right() -> None:
     with torch.no_grad():
         answer, _, _ = rewrite_and_call(
@@ -338,7 +467,54 @@ def count_loops(graph: torch.fx.Graph) -> int:
 
 def test_inputs_that_would_be_copied_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_inputs, "MAX_COPIED", 5 * 8 * 3 * 4 - 1)
-    assert "would be copied on every call" in find_reason(LOOPS["heads"])
+    assert "1 MiB of inputs would be copied on every call, and at most 0 may: rows of" in find_reason(LOOPS["heads"])
+
+
+def test_values_that_would_exist_at_once_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(x: Tensor) -> Tensor:
+        return torch.stack([row.sin().relu_() * 2 for row in x])
+
+    size = 6 * 2 * 8 * 4  # the sine and the product
+    monkeypatch.setattr(independent_loops, "MAX_HELD", size)
+    _, places, _ = rewrite_and_call(call, X, rewrite=batched_loop.rewrite)
+    assert places == 1
+    monkeypatch.setattr(independent_loops, "MAX_HELD", 4 * 8 * 4 - 1)  # one value of the least loop
+    assert "1 MiB of values would be held at once, and at most 0 may" in find_reason(call)
+
+
+def test_sizes_that_vary_count_as_in_the_call() -> None:
+    sizes: list[int] = []
+
+    def rewrite(graph: torch.fx.Graph) -> int:
+        values = [value for node in graph.nodes if (value := value_of(node)) is not None]
+        assert not all(isinstance(size, int) for size in values[0].shape)
+        sizes.extend(map(independent_loops.count_bytes, values))
+        return 0
+
+    x = X.clone()
+    torch._dynamo.mark_dynamic(x, 1)
+    rewrite_and_call(torch.sin, x, rewrite=rewrite)
+    assert sizes == [6 * 8 * 4] * 2
+
+
+class Counted(list[Any]):
+    reads = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        self.reads += 1
+        return super().__getitem__(place)
+
+
+def test_a_search_without_writes_looks_at_each_function_a_few_times() -> None:
+    graph = torch.fx.Graph()
+    for _ in range(20):
+        value = graph.placeholder("x")
+        for _ in range(40):
+            value = graph.call_function(torch.sin, (value,))
+    nodes = Counted(node for node in graph.nodes if node.op == "call_function")
+    search = independent_loops._Search(nodes)
+    search._is_independent(independent_loops.Repetition(0, len(nodes), 40), 39, set(range(39)))
+    assert nodes.reads <= 2 * 20, "not all functions for each place"
 
 
 MODELS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
@@ -356,6 +532,20 @@ def test_models_without_such_loops_have_no_trait(name: str) -> None:
     model, sizes = MODELS[name]
     assert not has_loops(record(lambda: model.train()(torch.randn(sizes))))
     model.eval()
+
+
+@pytest.mark.parametrize("name", ["dropout", "noise", "statistics", "parts alone"])
+def test_loops_that_cannot_run_at_once_have_no_trait(name: str) -> None:
+    assert not has_loops(record(lambda: OTHERS[name][0](X.clone())))
+
+
+def test_reasons_of_earlier_calls_are_forgotten() -> None:
+    rewriting, graph = Rewriting(("batched_loop",)), torch.fx.Graph()
+    graph.output(())
+    for _ in range(3):
+        with pytest.raises(NoEffectError, match="of 0 functions none repeat"), rewriting.assert_applied():
+            rewriting(graph)
+    assert len(rewriting.reasons["batched_loop"]) == 1
 
 
 # ---- plans

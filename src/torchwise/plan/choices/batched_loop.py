@@ -31,7 +31,7 @@ register(
         complexity=2,
         summary="repetitions that do not depend on each other, such as a loop over the samples of a batch, run at once",
         required_traits=(Trait.INDEPENDENT_REPEATS,),
-        detectors=((Trait.INDEPENDENT_REPEATS, f"{WHERE}.independent_loops:has_loops"),),
+        detectors=((Trait.INDEPENDENT_REPEATS, f"{WHERE}.batched_loop:has_loops"),),
         # Inductor computes more of it at once, and in eager nothing has to be compiled: both are tried.
         implies=(("backend", "inductor"),),
         # One call in the place of many is a multiple of the speed, which no other choice finds.

@@ -79,12 +79,13 @@ class Rewriting:
     def assert_applied(self) -> Iterator[None]:
         """Watch a first call: each rewrite must change a graph, unless a cache had the code of some."""
         received, changed, cached = self.received, dict(self.changed), _count_cached()
-        known = {name: len(reasons) for name, reasons in self.reasons.items()}
+        for reasons in self.reasons.values():
+            reasons.clear()  # those of earlier calls, as this pass may outlive many models
         yield
         for name in self.rewrites:
             if _count_cached() == cached and self.received > received and self.changed[name] == changed[name]:
-                reasons = dict.fromkeys(self.reasons[name][known[name] :])
-                raise no_effect(("transforms", name), "; ".join(reasons) or "no graph has a place for it")
+                told = "; ".join(dict.fromkeys(self.reasons[name]))
+                raise no_effect(("transforms", name), told or "no graph has a place for it")
 
 
 def _count_cached() -> int:

@@ -16,7 +16,7 @@ import contextlib
 import itertools
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 import torch
@@ -27,14 +27,21 @@ from torchwise.compile.loop_rolling.graph_index import RUNNING, list_written
 from torchwise.compile.transforms.function_graphs.independent_loops import (
     IndependentLoop,
     find_loops,
+    find_written,
     is_part,
-    list_in_order,
     list_storages,
     storages_of,
-    written_by,
 )
-from torchwise.compile.transforms.function_graphs.loop_inputs import join_inputs
-from torchwise.compile.transforms.function_graphs.nodes import VALUE, add_call, argument, name_of, value_of, writes
+from torchwise.compile.transforms.function_graphs.loop_inputs import dim_of, join_inputs
+from torchwise.compile.transforms.function_graphs.nodes import (
+    VALUE,
+    add_call,
+    argument,
+    name_of,
+    sets_mode,
+    value_of,
+    writes,
+)
 from torchwise.errors import UnsupportedError, first_line
 from torchwise.workload import pytree
 
@@ -49,12 +56,10 @@ def rewrite(graph: Graph) -> int:
     Raises:
         UnsupportedError: there are none, or they cannot run at once, with the reason.
     """
-    loops = find_loops(graph)
-    _hoist_parts(graph)
-    memory, done, reasons = _Memory(graph, loops), 0, list[str]()
-    for loop in loops:
+    done, reasons = 0, list[str]()
+    for loop in find_loops(graph):
         try:
-            _Batch(graph, loop, memory).put_in_place()
+            _Batch(graph, loop).put_in_place()
         except UnsupportedError as reason:
             reasons.append(str(reason))
         else:
@@ -64,36 +69,36 @@ def rewrite(graph: Graph) -> int:
     return done
 
 
-def _hoist_parts(graph: Graph) -> None:
-    """Take each part of a whole as soon as the whole exists: it is a view, and sees later writes."""
-    order = list_in_order(graph)
-    for before, node in itertools.pairwise(order):
-        if before.next is not node:
-            before.append(node)
+def has_loops(graph: Graph) -> bool:
+    """Whether a recorded call has such loops, as far as one repetition on tensors without data shows."""
+    try:
+        return any(_Batch(graph, loop).may_run() for loop in find_loops(graph))
+    except UnsupportedError:
+        return False
 
 
 class _Memory:
-    """The memory of a graph's values that somebody may write to, besides the loops that run at once.
+    """The memory of a graph's values that somebody may write to, besides the functions of a loop.
 
     Attributes:
         written: storages that are written to.
         leaving: those, and storages of values that the graph returns, which its caller may write to.
     """
 
-    def __init__(self, graph: Graph, loops: Iterable[IndependentLoop]) -> None:
-        inside = {node for loop in loops for one in loop.rounds for node in one}
-        writing = [written_by(node) for node in graph.nodes if node not in inside and writes(node)]
-        self.written = frozenset().union(*map(storages_of, writing))
+    def __init__(self, graph: Graph, inside: Set[Node]) -> None:
+        writing = (node for node in graph.nodes if node not in inside and writes(node))
+        self.written = frozenset().union(*(storages_of(one) for node in writing for one in find_written(node)))
         self.leaving = self.written.union(*map(storages_of, graph.output_node().all_input_nodes))
 
 
 class _Batch:
     """One loop that is put in the place of its repetitions."""
 
-    def __init__(self, graph: Graph, loop: IndependentLoop, memory: _Memory) -> None:
-        self._graph, self._loop, self._memory = graph, loop, memory
-        self._given = loop.list_given()
+    def __init__(self, graph: Graph, loop: IndependentLoop) -> None:
+        self._graph, self._loop, self._given = graph, loop, loop.list_given()
         self._inside = {node for one in loop.rounds for node in one}
+        self._memory = _Memory(graph, self._inside)
+        self._first = next(node for node in graph.nodes if node in self._inside)
         entering = frozenset().union(*(storages_of(node) for reads in self._given for node in reads))
         # A view of an input stays one, as its user may write to it.
         self._results = [
@@ -107,12 +112,13 @@ class _Batch:
     def put_in_place(self) -> None:
         """Run the body at once, and give its results to all that read those of the repetitions."""
         self._check_results()
-        body, first = self._make_body(), self._loop.rounds[0][0]
+        body, first = self._make_body(), self._first
         before = first.prev
         with self._graph.inserting_before(first):
             try:
-                joined = join_inputs(self._graph, self._given)
+                joined = join_inputs(self._graph, self._given, self._first)
                 values = self._try_out(body, joined)
+                self._hoist_parts(before)
             except UnsupportedError:
                 while first.prev is not before:
                     self._graph.erase_node(first.prev)
@@ -126,6 +132,35 @@ class _Batch:
                 self._hand_out(place, result)
         self._erase_repetitions()
 
+    def may_run(self) -> bool:
+        """Whether one repetition shows no reason against it, in a recorded call, whose values share no memory."""
+        try:
+            self._watch(self._make_body())
+        except UnsupportedError:
+            return False
+        except Exception:  # a recorded function may raise anything without data, and a trial tells more
+            return True
+        return True
+
+    def _hoist_parts(self, before: Node) -> None:
+        """Take the parts that the batch reads right after a node. They are views, and see later writes.
+
+        Raises:
+            UnsupportedError: a mode changes before one of them is taken, or before another function of the loop.
+        """
+        places = {node: place for place, node in enumerate(self._graph.nodes)}
+        start, moved = places[self._first], set[Node]()
+        waiting = [node for reads in self._given for node in reads]
+        while waiting:
+            if is_part(node := waiting.pop()) and places[node] > start:
+                moved.add(node)
+                waiting += node.all_input_nodes  # the whole, which may be a part, too
+        stop = max(places[node] for node in moved | self._inside)
+        if any(sets_mode(node) and start < place < stop for node, place in places.items()):
+            raise UnsupportedError("a mode of PyTorch changes before a part is taken that the repeated part reads")
+        for node in sorted(moved, key=places.__getitem__, reverse=True):
+            before.append(node)
+
     def _find_join(self, place: int) -> Node | None:
         """Return a stack or a concatenation of all results of a place in their order, or None.
 
@@ -135,7 +170,7 @@ class _Batch:
         if any(storages_of(node) & self._memory.written for node in nodes):
             return None
         for user in nodes[0].users:
-            is_join = name_of(user) in JOINS and not writes(user) and type(argument(user, 1, "dim", 0)) is int
+            is_join = name_of(user) in JOINS and not writes(user) and type(dim_of(user, 1)) is int
             parts = argument(user, 0, "tensors") if is_join else None
             is_whole = isinstance(parts, (tuple, list)) and list(parts) == nodes
             answer, part = value_of(user), value_of(nodes[0])
@@ -165,7 +200,11 @@ class _Batch:
         made: dict[Any, Node] = {reads: graph.placeholder(f"input_{n}") for n, reads in enumerate(self._given)}
         for node, reads in zip(nodes, self._loop.iter_reads(), strict=True):
             left = iter([made[one] if one in made else made[one[0]] for one in reads])
-            made[node] = graph.node_copy(node, lambda _, left=left: next(left))  # type: ignore[misc]
+            made[node] = copy = graph.node_copy(node, lambda _, left=left: next(left))  # type: ignore[misc]
+            if node.op == "call_method" and not callable(getattr(torch.Tensor, str(node.target), None)):
+                # A property of a recorded call, such as `T`.
+                made[node] = graph.call_function(getattr, (copy.args[0], str(node.target)))
+                graph.erase_node(copy)
         graph.output(tuple(made[nodes[place]] for place in self._results))
         owner = self._graph.owning_module
         return GraphModule(owner if owner is not None else {}, graph)
@@ -180,14 +219,10 @@ class _Batch:
         inputs = [node.meta[VALUE] for node, _ in joined]
         fakes = (one.fake_mode for one in samples if isinstance(one, FAKE_TENSOR.get()))
         fake_mode = next(fakes, contextlib.nullcontext())  # Dynamo's own, which is not that of the backend
-        first = self._loop.rounds[0][0]
-        with warnings.catch_warnings(record=True) as told, fake_mode, _modes_at(first):
+        with warnings.catch_warnings(record=True) as told, fake_mode, _modes_at(self._first):
             warnings.simplefilter("always")
             try:
-                with _Watch() as watch:
-                    body.forward(*samples)
-                if list_storages(watch.written) & list_storages(samples):
-                    raise UnsupportedError("the repeated part writes to its inputs, or to running statistics")
+                self._watch(body)
                 found = _make_call(body, [dim for _, dim in joined])(*inputs)
             except UnsupportedError:
                 raise
@@ -200,8 +235,22 @@ class _Batch:
             self._check_form(place, value)
         return found
 
+    def _watch(self, body: GraphModule) -> None:
+        """Run one repetition on tensors without data.
+
+        Raises:
+            UnsupportedError: it draws random numbers, writes to its inputs, or only takes parts of them.
+        """
+        samples = [reads[0].meta[VALUE] for reads in self._given]
+        with _Watch() as watch:
+            results = pytree.tensors(body.forward(*samples))
+        if list_storages(watch.written) & (entering := list_storages(samples)):
+            raise UnsupportedError("the repeated part writes to its inputs, or to running statistics")
+        if results and all(list_storages([one]) & entering for one in results):
+            raise UnsupportedError("the repeated part only takes parts of its inputs")
+
     def _check_form(self, place: int, value: torch.Tensor) -> None:
-        """Refuse a result of another form than those of the repetitions, or rows with strides that no copy gives."""
+        """Refuse a result of another form than those of the repetitions, or rows or a join with strides of no copy."""
         single: Any = value_of(self._loop.rounds[0][place])
         if value.dtype is not single.dtype:  # vmap leaves autocast out of linear layers with a bias
             raise UnsupportedError(f"a result of the repeated part would be {value.dtype} at once, not {single.dtype}")
@@ -212,6 +261,13 @@ class _Batch:
         others = (one[place].users.keys() - self._inside - {self._joins.get(place)} for one in self._loop.rounds)
         if row.stride() != single.stride() and any(others):
             raise UnsupportedError("a result of the repeated part would lie otherwise in memory at once")
+        if place in self._joins:
+            answer: Any = value_of(self._joins[place])
+            dim = dim_of(self._joins[place], 1) % answer.dim()
+            made = value.movedim(0, dim)
+            made = made if made.dim() == answer.dim() else made.flatten(dim, dim + 1)
+            if answer.stride() not in (made.stride(), made.contiguous().stride()):
+                raise UnsupportedError("the results of the repeated part would lie otherwise in memory, joined at once")
 
     def _leaves(self, place: int) -> bool:
         """Whether a result's memory is returned or written to, so that no other may share it."""
@@ -232,17 +288,19 @@ class _Batch:
             row = add_call(self._graph, "select", result, 0, number)
             if self._leaves(place):
                 row = add_call(self._graph, "clone", row)
+            row.meta[VALUE] = value_of(node)  # what is known of its memory holds for those that read it
             node.replace_all_uses_with(row, delete_user_cb=lambda user: user not in self._inside)
 
     def _replace_join(self, join: Node, result: Node) -> None:
         answer: Any = value_of(join)
-        dim = argument(join, 1, "dim", 0) % answer.dim()
+        dim = dim_of(join, 1) % answer.dim()
         made = add_call(self._graph, "movedim", result, 0, dim) if dim else result
         if name_of(join) != "stack":
             made = add_call(self._graph, "flatten", made, dim, dim + 1)
         made_value: Any = value_of(made)
         if made_value.stride() != answer.stride():
             made = add_call(self._graph, "contiguous", made)
+        made.meta[VALUE] = answer
         join.replace_all_uses_with(made)
         self._graph.erase_node(join)
 

@@ -10,16 +10,20 @@ The stretches that repeat are found as for `scope: rolled` (`loop_rolling.repeti
 
 from __future__ import annotations
 
+import functools
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from types import MethodDescriptorType, WrapperDescriptorType
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
+from torchwise._torch.dispatch import size_of
 from torchwise.compile.loop_rolling.graph_index import COMPUTES, is_fixed, is_whole
 from torchwise.compile.loop_rolling.repetitions import MAX_TURNS, Repetition, repetitions
 from torchwise.compile.transforms.function_graphs.nodes import VALUE, name_of, raw_name, sets_mode, value_of, writes
@@ -32,6 +36,8 @@ MIN_OF_ROUND = 0.5
 """Minimum share of a repetition that must not wait for another one. Below it, a loop carries its values."""
 MIN_SHARE = 0.25
 """Minimum share of a graph that such loops must have, or too little would change."""
+MAX_HELD = 1 << 30
+"""Bytes of the values of all repetitions up to which they run at once: a loop may be there to save memory."""
 INPUTS = ("placeholder", "get_attr")
 """Nodes for inputs and constants, which exist before anything is computed."""
 PARTS = ("getitem", "select", "narrow")
@@ -71,8 +77,11 @@ def find_loops(graph: Graph) -> list[IndependentLoop]:
     """Return the loops of a graph whose repetitions do not depend on each other, in their order.
 
     Raises:
-        UnsupportedError: there is none, or they are too small a part of the graph, with the reason.
+        UnsupportedError: there is none, or they are too small a part of the graph, or a tensor changes its form in
+            place, with the reason.
     """
+    if changing := next((node for node in graph.nodes if _changes_form(node)), None):
+        raise UnsupportedError(f"{raw_name(changing)}_ changes the shape or strides of a tensor in place")
     search = _Search([node for node in list_in_order(graph) if node.op in COMPUTES])
     stretches = repetitions(search.labels, search.verify, least_body=1)
     loops, count = [search.found[stretch] for stretch in stretches], len(search.nodes)
@@ -84,14 +93,6 @@ def find_loops(graph: Graph) -> list[IndependentLoop]:
         few = f"only {share} of {count} functions repeat without depending on each other"
         raise UnsupportedError(f"{few}, which is less than {MIN_SHARE:.0%}")
     return loops
-
-
-def has_loops(graph: Graph) -> bool:
-    """Whether a graph has such loops."""
-    try:
-        return bool(find_loops(graph))
-    except UnsupportedError:
-        return False
 
 
 def list_in_order(graph: Graph) -> list[Node]:
@@ -140,10 +141,29 @@ def list_storages(values: Iterable[Any]) -> frozenset[int]:
     return frozenset(int(one.untyped_storage()._cdata) for one in tensors)
 
 
-def written_by(node: Node) -> Any:
-    """Return the argument that a writing node writes to."""
-    given = node.kwargs.get("out")
-    return given if given is not None else next(iter((*node.args, *node.kwargs.values())), None)
+def find_written(node: Node) -> list[Node]:
+    """List the values that a writing node may write to: all that it reads, unless it is known to write to the first."""
+    given: Any = node.kwargs.get("out")
+    writes_to_first = (
+        node.op == "call_method"
+        or isinstance(node.target, (MethodDescriptorType, WrapperDescriptorType))
+        or getattr(node.target, "__module__", None) == "_operator"
+    )
+    if given is None:
+        given = node.args[0] if writes_to_first and node.args else (node.args, node.kwargs)
+    found: list[Node] = []
+    torch.fx.map_arg(given, found.append)
+    return found
+
+
+def count_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of a tensor's elements. Sizes that vary count as in the current call.
+
+    Raises:
+        UnsupportedError: a size is unknown before the graph runs.
+    """
+    sizes = (size if isinstance(size, int) else size_of(size) for size in tensor.shape)
+    return math.prod(sizes) * tensor.element_size()
 
 
 class _Search:
@@ -248,9 +268,11 @@ class _Search:
                     return False
             elif len(set(reads)) > 1 and (len(set(map(_kind, reads))) > 1 or value_of(reads[0]) is None):
                 return False
+        if not self._writes[numbers[0]]:
+            return True
         # A write to a tensor that the repetition did not make stays in its place.
         made_here = {self.nodes[number - place + other] for number in numbers for other in chosen}
-        return not self._writes[numbers[0]] or all(_is_in(written_by(node), made_here) for node in nodes)
+        return all(written and made_here.issuperset(written) for written in map(find_written, nodes))
 
     def _find_problem(self, loop: IndependentLoop, stretch: Repetition) -> str | None:
         """Return why the functions of a loop cannot run at once, before the others of its stretch, or None."""
@@ -263,14 +285,19 @@ class _Search:
         if all(storages_of(node) & entering for node in loop.rounds[0]):
             return "the repeated part only takes parts of its inputs"
         touched = entering | _join_storages(node for one in loop.rounds for node in one)
-        if touched & _join_storages(written_by(node) for node in loop.others if writes(node)):
+        if touched & _join_storages(one for node in loop.others if writes(node) for one in find_written(node)):
             return "the repeated part writes in place to a tensor that it reads"
         last: dict[int, int] = {}
         for node in (node for one in loop.rounds for node in one if writes(node)):
-            last |= dict.fromkeys(storages_of(written_by(node)), self._numbers[node])
+            last |= dict.fromkeys(_join_storages(find_written(node)), self._numbers[node])
         for node in loop.others:
             if any(self._numbers[node] < last.get(s, -1) for read in list_read(node) for s in storages_of(read)):
                 return "a value is read before the repeated part has written to it"
+        held: dict[int, int] = {}  # by the storage, as views of it hold no more
+        for value in (value for node in loop.rounds[0] for value in _values(node)):
+            held |= {one: count_bytes(value) for one in list_storages([value]) - entering - held.keys()}
+        if (size := len(loop.rounds) * sum(held.values())) > MAX_HELD:
+            return f"{-(-size >> 20)} MiB of values would be held at once, and at most {MAX_HELD >> 20} may"
         return None
 
 
@@ -278,8 +305,21 @@ def _join_storages(nodes: Any) -> frozenset[int]:
     return frozenset().union(*map(storages_of, nodes))
 
 
-def _is_in(node: Any, nodes: set[Node]) -> bool:
-    return isinstance(node, Node) and node in nodes
+def _changes_form(node: Node) -> bool:
+    """Whether a function changes the shape, the strides or the gradient of a tensor that others hold, too.
+
+    Parts that were taken before it are others than those that are taken after it.
+    """
+    return writes(node) and (
+        torch.Tag.inplace_view in getattr(node.target, "tags", ()) or _is_inplace_view(raw_name(node))
+    )
+
+
+@functools.cache
+def _is_inplace_view(name: str) -> bool:
+    packet: Any = getattr(torch.ops.aten, f"{name}_", None) if name else None
+    tags = (getattr(packet, one).tags for one in packet.overloads()) if packet is not None else ()
+    return name == "requires_grad" or any(torch.Tag.inplace_view in one for one in tags)
 
 
 def _values(node: Node) -> list[torch.Tensor]:

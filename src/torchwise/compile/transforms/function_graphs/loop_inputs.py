@@ -6,13 +6,14 @@ values are stacked, which copies them on every call.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
+from torchwise._torch.dispatch import sets_grad_mode
+from torchwise.compile.transforms.function_graphs.independent_loops import count_bytes
 from torchwise.compile.transforms.function_graphs.nodes import VALUE, add_call, argument, name_of, value_of
 from torchwise.errors import UnsupportedError
 
@@ -22,24 +23,43 @@ Part = tuple[Node, int, int, int | None]
 """A part of a whole: the whole, the dimension, the place where it begins, and its length, or None for one row."""
 
 
-def join_inputs(graph: Graph, given: Sequence[tuple[Node, ...]]) -> list[tuple[Node, int | None]]:
+def join_inputs(graph: Graph, given: Sequence[tuple[Node, ...]], first: Node) -> list[tuple[Node, int | None]]:
     """Return each input of a loop for all repetitions, with its dimension of these, or None if they share the input.
 
-    Nodes are added where the graph inserts.
+    Nodes are added where the graph inserts. Parts that were taken without gradients lead to none of the whole, so they
+    are stacked where the loop has gradients.
 
     Args:
         graph: the graph.
         given: for each input the values of all repetitions, of equal shape and dtype.
+        first: the first function of the loop.
 
     Raises:
         UnsupportedError: too much would be copied.
     """
-    parts = [[_read_part(node) for node in nodes] for nodes in given]
+    modes = _find_modes(graph)
+    parts = [[_read_part(n) if modes[_find_taking(n)] == modes[first] else None for n in nodes] for nodes in given]
     copied = [nodes for nodes, found in zip(given, parts, strict=True) if len(set(nodes)) > 1 and not _is_row(found)]
-    size = sum(len(nodes) * _count_bytes(nodes[0]) for nodes in copied)
+    size = sum(len(nodes) * count_bytes(nodes[0].meta[VALUE]) for nodes in copied)
     if size > MAX_COPIED:
-        raise UnsupportedError(f"{size >> 20} MiB of inputs would be copied on every call, and at most 64 may")
+        much = f"{-(-size >> 20)} MiB of inputs would be copied on every call, and at most {MAX_COPIED >> 20} may"
+        raise UnsupportedError(f"{much}: rows of one tensor in their order are not copied")
     return [_join(graph, nodes, found) for nodes, found in zip(given, parts, strict=True)]
+
+
+def _find_modes(graph: Graph) -> dict[Node, bool]:
+    """Return for each node whether gradients are on."""
+    is_on, found = torch.is_grad_enabled(), dict[Node, bool]()
+    for node in graph.nodes:
+        is_on = bool(node.args[0]) if sets_grad_mode(node.target) else is_on
+        found[node] = is_on
+    return found
+
+
+def _find_taking(node: Node) -> Node:
+    """Return the node that takes a part: the one that takes several, or the part itself."""
+    whole = node.args[0] if node.args else None
+    return whole if isinstance(whole, Node) and name_of(whole) in _SEVERAL else node
 
 
 def _join(graph: Graph, nodes: tuple[Node, ...], parts: Sequence[Part | None]) -> tuple[Node, int | None]:
@@ -79,12 +99,12 @@ def _read_part(node: Node) -> Part | None:
     if name == "getitem" and len(node.args) == 2 and name_of(whole) in _SEVERAL and value_of(whole) is None:
         return _read_one_of_several(whole, node.args[1], value)
     source = value_of(whole)
-    if source is None or not all(isinstance(size, int) for size in source.shape):
+    if source is None or not _is_known(source):
         return None
     if name == "select":
-        return _make_part(source, whole, argument(node, 1, "dim"), argument(node, 2, "index"), None)
+        return _make_part(source, whole, dim_of(node, 1), argument(node, 2, "index"), None)
     if name == "narrow":
-        return _make_part(source, whole, *(argument(node, *one) for one in ((1, "dim"), (2, "start"), (3, "length"))))
+        return _make_part(source, whole, dim_of(node, 1), argument(node, 2, "start"), argument(node, 3, "length"))
     if name == "getitem" and len(node.args) == 2:
         return _read_index(source, whole, node.args[1])
     return None
@@ -113,15 +133,25 @@ def _read_one_of_several(several: Node, place: Any, value: torch.Tensor) -> Part
     if source is None or not isinstance(whole, Node) or type(place) is not int:
         return None
     is_row = name_of(several) == "unbind"
-    dim = argument(several, 1 if is_row else 2, "dim", 0)
-    if type(dim) is not int or not all(isinstance(size, int) for size in source.shape):
+    dim = dim_of(several, 1 if is_row else 2)
+    if type(dim) is not int or not _is_known(source):
         return None
     if is_row:
         return _make_part(source, several, dim, place, None)
     length, given = value.shape[dim], argument(several, 1, "split_size", several.kwargs.get("split_size_or_sections"))
-    if name_of(several) == "split" and type(given) is not int and len(set(given or ())) != 1:
+    sections = given if isinstance(given, (tuple, list)) else ()
+    if name_of(several) == "split" and type(given) is not int and len(set(sections)) != 1:
         return None
     return _make_part(source, several, dim, place * length, length)
+
+
+def dim_of(node: Node, place: int) -> Any:
+    """Return the dimension that a function is given as its argument at a place, as `dim` or as `axis`, or else 0."""
+    return argument(node, place, "dim", node.kwargs.get("axis", 0))
+
+
+def _is_known(source: torch.Tensor) -> bool:
+    return all(isinstance(size, int) for size in source.shape)
 
 
 def _make_part(source: torch.Tensor, whole: Node, dim: Any, first: Any, length: Any) -> Part | None:
@@ -136,9 +166,3 @@ def add_function(graph: Graph, function: Callable[..., Any], *args: Any) -> Node
     given: Any = torch.fx.map_arg(args, lambda one: one.meta.get(VALUE))
     node.meta[VALUE] = function(*given)
     return node
-
-
-def _count_bytes(node: Node) -> int:
-    value: Any = value_of(node)
-    known = [size for size in value.shape if isinstance(size, int)]
-    return math.prod(known) * int(value.element_size())
