@@ -277,6 +277,7 @@ OTHERS: dict[str, tuple[Loop, str]] = {
     "between": (write_between, "writes in place"),
     "statistics": (train_norm, "running statistics"),
     "dropout": (lambda x: torch.stack([functional.dropout(row * 2) for row in x]), "draws random numbers"),
+    "parts": (lambda x: torch.stack([functional.dropout(x[i] * 2) for i in range(6)]), "draws random numbers"),
     "noise": (lambda x: torch.stack([row + torch.randn(8) for row in x]), "draws random numbers"),
     "slow": (lambda x: torch.stack([torch.histc(row * 2, 4) for row in x]), "batching rule for aten::histc"),
     "read first": (read_first, "before the repeated part has written"),
