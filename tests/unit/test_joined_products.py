@@ -20,6 +20,7 @@ from torchwise.compile.aot import check_possible
 from torchwise.compile.backends import inductor, prepared_weights
 from torchwise.compile.transforms import function_graphs
 from torchwise.compile.transforms.function_graphs import joined_products
+from torchwise.compile.transforms.function_graphs.nodes import VALUE
 from torchwise.compile.transforms.function_graphs.record import record
 from torchwise.errors import NoEffectError, PlanError, StalePlanError, UnsupportedError
 from torchwise.plan import Numerics, Plan, PlanSpace, Trait
@@ -56,6 +57,12 @@ def attend(model: Any, x: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(q, keys, values)
 
 
+def set_afterwards(model: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    first = model.a(x)
+    first[:, 0] = 0
+    return first + 1, model.b(x)
+
+
 JOINED: dict[str, Callable[[Any, Tensor], Any]] = {
     "attention": attend,
     "gate": lambda model, x: functional.silu(model.a(x)) * functional.linear(x, model.c.weight[:8]) + model.b(x).sum(),
@@ -69,6 +76,10 @@ JOINED: dict[str, Callable[[Any, Tensor], Any]] = {
     "mT": lambda model, x: (x @ model.a.weight.mT, functional.linear(x, model.c.weight)),
     "addmm": lambda model, x: [torch.addmm(one.bias, x[0], one.weight.t()) for one in (model.a, model.b)],
     "written afterwards": lambda model, x: (model.a(x).mul_(2), functional.relu(model.b(x), inplace=True)),
+    "set afterwards": set_afterwards,
+    "equal copies": lambda model, x: [layer(x.half().float()) for layer in (model.a, model.b)],
+    "strided": lambda model, x: (model.a(x[0]).as_strided((5, 8), (8, 1)) + 1, model.b(x[0])),
+    "one row, strided": lambda model, x: (model.b(x[0, 0]), model.a(x[0, 0]).view(2, 4).as_strided((2, 2), (4, 1), 0)),
     "a sum of both": lambda model, x: model.a(x).sum() + model.b(x).sum(-1, keepdim=True),
     "another product of one of them": lambda model, x: (model.a(x), model.b(x), model.a(x) * 2),
 }
@@ -119,6 +130,26 @@ def leave_autocast(model: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     return first, model.b(x)
 
 
+def write_copy(model: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    one, other = x.half().float(), x.half().float()
+    other.mul_(2)
+    return model.a(one), model.b(other)
+
+
+def write_view_of_copy(model: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    one, other = x.half().float(), x.half().float()
+    one.view(-1).mul_(2)
+    return model.a(one), model.b(other)
+
+
+def write_index(model: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    rows = x.flatten(0, 1)
+    index = (x[0, 0] @ model.m).to(torch.long)
+    one = rows[index]
+    index.zero_()
+    return model.a(one), model.b(rows[index])
+
+
 def write_to_rows_of_a_product(model: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     rows = model.a(x)
     part = rows.split([8, 0], dim=-1)[0]
@@ -139,6 +170,9 @@ OTHERS: dict[str, Callable[[Any, Tensor], Any]] = {
     "a weight of both forms": lambda model, x: (model.a(x), x @ model.n),
     "a weight on the left": lambda model, x: (model.m.t() @ x[0].t(), model.n.t() @ x[0].t()),
     "written between": write_between,
+    "a copy is written": write_copy,
+    "a view of a copy is written": write_view_of_copy,
+    "an index is written": write_index,
     "rows of a product are written": write_to_rows_of_a_product,
     "written to a view between": lambda model, x: (model.a(x), x[0].add_(1), model.b(x)),
     "a weight is written": change_weight,
@@ -153,6 +187,62 @@ def test_other_products_stay(name: str) -> None:
     assert places == 0
     with torch.no_grad():
         torch.testing.assert_close(answer, model(ROWS.clone()))
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "detach": lambda weight: weight.detach(),
+    "t": lambda weight: weight.t(),
+    "T": lambda weight: weight.T,
+    "mT": lambda weight: weight.mT,
+    "permute": lambda weight: weight.permute(1, 0),
+    "select": lambda weight: weight.select(0, 1),
+    "narrow": lambda weight: weight.narrow(0, 0, 2),
+    "chunk": lambda weight: weight.chunk(2)[1],
+    "data": lambda weight: weight.data,
+    "an operator": lambda weight: torch.ops.aten.alias.default(weight),
+    "several": lambda weight: weight.detach().t()[0].unsqueeze(0),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_weight_that_is_written_through_a_view_stays(name: str) -> None:
+    def write(model: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        VIEWS[name](model.a.weight).mul_(1.0)
+        return model.a(x), model.b(x)
+
+    _, places, _ = run("", Model(write), ROWS)
+    assert places == 0
+
+
+def test_a_view_of_another_dtype_is_given_whole_memory() -> None:
+    model = Model(lambda model, x: (model.b(x[0, 0]), model.a(x[0, 0]).view(torch.int64)))
+    model.b = nn.Linear(8, 5)  # no number of 64 bits begins behind it
+    answer, places, names = run("", model, ROWS)
+    assert (places, names.count("clone")) == (1, 2)
+    with torch.no_grad():
+        torch.testing.assert_close(answer[1].view(torch.float32), model.a(ROWS[0, 0]))
+
+
+def test_a_product_with_further_arguments_stays() -> None:
+    for further, places in (({}, 1), ({"out_dtype": torch.float32}, 0)):
+        graph = torch.fx.Graph()
+        rows, *weights = (graph.placeholder(name) for name in ("rows", "m", "n"))
+        rows.meta[VALUE] = torch.empty(4, 8, device="meta")
+        for weight in weights:
+            weight.meta[VALUE] = nn.Parameter(torch.empty(8, 6, device="meta"))
+        products = [graph.call_function(torch.mm, (rows, weight), further) for weight in weights]
+        for product in products:
+            product.meta[VALUE] = torch.empty(4, 6, device="meta")
+        graph.output(products)
+        assert joined_products.rewrite(graph) == places
+
+
+def test_several_inputs_share_the_joined_weights() -> None:
+    model = Model(lambda model, x: [layer(rows) for rows in (x, x + 1) for layer in (model.a, model.b)])
+    answer, places, names = run("", model, ROWS)
+    assert (places, names.count("linear"), names.count("cat")) == (2, 2, 2)  # one of weights, and one of biases
+    with torch.no_grad():
+        torch.testing.assert_close(answer, model(ROWS))
 
 
 def test_products_are_joined_on_either_side_of_a_write() -> None:
@@ -360,6 +450,54 @@ def test_layers_that_share_code_have_weights_of_their_own(plainly: list[Any], co
         torch.testing.assert_close(call(ROWS), model(ROWS))
     assert computed[0] == 3
     assert sum("linear" in functions for functions in plainly) in (1, 3)
+
+
+@torch.no_grad()
+def test_layers_and_sizes_with_the_same_weights_share_the_joined_ones(
+    plainly: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Tensor] = []
+    real = prepared_weights._Values._compute
+
+    def compute(self: Any, *args: Any) -> Any:
+        found = real(self, *args)
+        made.extend(found)
+        return found
+
+    monkeypatch.setattr(prepared_weights._Values, "_compute", compute)
+    model = Blocks().eval()
+    model.blocks[2] = model.blocks[1]
+    call = compile_call(model, PLAN, ROWS)
+    for rows in (ROWS, ROWS[:1]):
+        torch.testing.assert_close(call(rows), model(rows))
+    assert len(plainly) > 1, "the other size has code of its own"
+    assert len(made) > 4
+    assert len({id(tensor) for tensor in made}) == 4, "two layers have weights and biases"
+
+
+@torch.no_grad()
+def test_a_part_of_a_model_may_have_any_name() -> None:
+    model = Model(attend).eval()
+    model.inside = nn.Linear(2, 2)
+    rewrites = {"joined_products": joined_products.rewrite}
+    backend = prepared_weights.PreparedWeights(lambda module, _: module.forward, model, rewrites)
+    torch.compiler.reset()
+    with backend.assert_applied():
+        torch.testing.assert_close(torch.compile(model, backend=backend)(ROWS), model(ROWS))
+
+
+@torch.no_grad()
+def test_a_graph_that_a_rewrite_is_not_for_stays() -> None:
+    def refuse(_: torch.fx.Graph) -> int:
+        raise UnsupportedError("it has a reason")
+
+    model = Model(attend).eval()
+    rewrites = {"refused": refuse, "joined_products": joined_products.rewrite}
+    backend = prepared_weights.PreparedWeights(lambda module, _: module.forward, model, rewrites)
+    torch.compiler.reset()
+    torch.testing.assert_close(torch.compile(model, backend=backend)(ROWS), model(ROWS))
+    with pytest.raises(NoEffectError, match="it has a reason"), backend.assert_applied():
+        pass
 
 
 @torch.no_grad()

@@ -22,6 +22,7 @@ from torchwise._torch import dynamo
 from torchwise.compile.transforms.function_graphs import Rewrite
 from torchwise.compile.transforms.function_graphs.nodes import ONCE, REPLACED, VALUE, is_weight
 from torchwise.compile.uncompiled_reason import no_effect
+from torchwise.errors import UnsupportedError
 
 WHO = "computing values of weights once"
 
@@ -38,22 +39,27 @@ class PreparedWeights:
     def __init__(self, backend: Callable[..., Any], call: Callable[..., Any], rewrites: Mapping[str, Rewrite]) -> None:
         self._backend, self._rewrites = backend, rewrites
         self._changed = dict.fromkeys(rewrites, 0)
-        while (inside := getattr(call, "inside", None)) is not None:
+        self._reasons: dict[str, list[str]] = {name: [] for name in rewrites}
+        while not isinstance(call, torch.nn.Module) and (inside := getattr(call, "inside", None)) is not None:
             call = inside
         owner = getattr(call, "__self__", call)
         self._owner = weakref.ref(owner) if isinstance(owner, torch.nn.Module) else None  # Dynamo keeps this object
         self._compiled: list[tuple[Callable[..., Any], _Values]] = []
+        self._made: Made = {}
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Compile a graph that Dynamo captured, rewritten."""
+        """Compile a graph that Dynamo captured, rewritten. One that a rewrite is not for stays as it is."""
         module = _copy(module)  # Dynamo reads its own again
         own = self._list_own()
         for node, given in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
             if is_weight(node) and id(given) not in own:
                 node.meta[REPLACED] = True
         for name, rewrite in self._rewrites.items():
-            self._changed[name] += rewrite(module.graph) > 0
-        values = _Values(_take_out(module.graph), self._list_own)
+            try:
+                self._changed[name] += rewrite(module.graph) > 0
+            except UnsupportedError as reason:
+                self._reasons[name].append(str(reason))
+        values = _Values(_take_out(module.graph), self._list_own, self._made)
         if not values.recipes:
             plain: Callable[..., Any] = self._backend(module, inputs)
             return plain
@@ -70,6 +76,7 @@ class PreparedWeights:
     def release(self) -> None:
         """Free the compiled code and the values, when the code can no longer be called."""
         self._compiled.clear()
+        self._made.clear()
 
     @contextlib.contextmanager
     def assert_applied(self) -> Iterator[None]:
@@ -77,11 +84,16 @@ class PreparedWeights:
         yield
         for name, changed in self._changed.items():
             if not changed:
-                raise no_effect(("transforms", name), "no graph has a place for it")
+                reasons = dict.fromkeys(self._reasons[name])
+                raise no_effect(("transforms", name), "; ".join(reasons) or "no graph has a place for it")
 
     def _list_own(self) -> set[int]:
         owner = self._owner() if self._owner is not None else None
         return set(map(id, owner.parameters())) if owner is not None else set()
+
+
+Made = dict[tuple[Any, ...], tuple[Any, torch.Tensor]]
+"""Values, each with the weights that it is made of, by the recipe and the identities of the weights."""
 
 
 class _Values:
@@ -90,10 +102,14 @@ class _Values:
     Args:
         recipes: compute each of them from the graph's inputs, with the places of these.
         list_own: returns the identities of the parameters that are checked for changes.
+        made: the values of all graphs, by their recipe and its weights. Layers and sizes with the same share them.
     """
 
-    def __init__(self, recipes: Sequence[tuple[GraphModule, Sequence[int]]], list_own: Callable[[], set[int]]) -> None:
-        self.recipes, self._list_own = recipes, list_own
+    def __init__(
+        self, recipes: Sequence[tuple[GraphModule, Sequence[int]]], list_own: Callable[[], set[int]], made: Made
+    ) -> None:
+        self.recipes, self._list_own, self._made = recipes, list_own, made
+        self._described = [_describe(recipe.graph) for recipe, _ in recipes]
         places = sorted({place for _, given in recipes for place in given})
         self._pick = operator.itemgetter(*places, places[0]) if places else tuple  # of one place, it returns no tuple
         self._known: dict[tuple[int, ...], tuple[Any, list[torch.Tensor]]] = {}
@@ -105,11 +121,19 @@ class _Values:
         return found[1] if found is not None else self._compute(args, weights)
 
     def _compute(self, args: Sequence[Any], weights: tuple[Any, ...]) -> list[torch.Tensor]:
+        is_own = set(map(id, weights)) <= self._list_own()
+        found = []
         with torch.inference_mode(False), torch.no_grad():
-            made = [recipe(*[args[place] for place in places]) for recipe, places in self.recipes]
-        if set(map(id, weights)) <= self._list_own():
-            self._known[tuple(map(id, weights))] = weights, made  # with the weights, so that no other has the identity
-        return made
+            for described, (recipe, places) in zip(self._described, self.recipes, strict=True):
+                given = [args[place] for place in places]
+                key = (described, *map(id, given))
+                _, value = self._made.get(key) or (None, recipe(*given))
+                if is_own:
+                    self._made[key] = given, value  # with the weights, so that no other has the identity
+                found.append(value)
+        if is_own:
+            self._known[tuple(map(id, weights))] = weights, found
+        return found
 
 
 def _copy(module: GraphModule) -> GraphModule:
@@ -164,6 +188,13 @@ def _extract(root: Node) -> tuple[GraphModule, list[Node]]:
 
     graph.output(copy(root))
     return GraphModule({}, graph), sources
+
+
+def _describe(graph: Graph) -> str:
+    """Return the functions of a graph and their arguments, without names: the same for graphs that compute the same."""
+    numbers = {node: f"%{place}" for place, node in enumerate(graph.nodes)}
+    called = [node for node in graph.nodes if node.op != "placeholder"]
+    return repr([(node.target, torch.fx.map_arg((node.args, node.kwargs), numbers.__getitem__)) for node in called])
 
 
 def _as_examples(values: Sequence[torch.Tensor], inputs: Sequence[Any]) -> list[torch.Tensor]:

@@ -45,6 +45,11 @@ PURE = (
     *("contiguous", "to", "float", "half", "bfloat16"),
 )
 """Functions whose result is their first input, seen or written down in another way."""
+STORAGE = (
+    *("as_strided", "as_strided_copy", "as_strided_scatter", "storage", "untyped_storage", "storage_offset"),
+    *("data_ptr", "set", "resize", "resize_as", "stride", "is_contiguous"),
+)
+"""Functions that see how a tensor lies in memory, as does a view of another dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +88,16 @@ def rewrite(graph: Graph) -> int:
 def _find_groups(graph: Graph) -> list[list[Product]]:
     """Return the products that can be one, in their order: of the same rows, which nothing writes to in between."""
     groups: dict[Any, dict[Node, Product]] = defaultdict(dict)
-    equal, first = dict[str, Node](), dict[Node, Node]()  # equal views of one tensor count as the first of them
+    equal, first = dict[str, Node](), dict[Node, tuple[Node, int]]()  # equal views count as the first of them
     places = {node: place for place, node in enumerate(graph.nodes)}
     written: list[int] = []  # in order, the place of each from which on there is memory that it may write to
 
     def count_writes(node: Node) -> int:
         return bisect.bisect_right(written, places[node])
+
+    def find_first(node: Node) -> Node:
+        found, count = first.get(node, (node, 0))
+        return found if count == count_writes(node) else node  # of equal copies, one may be written
 
     for node in graph.nodes:
         if node.op not in ("call_function", "call_method"):
@@ -97,12 +106,12 @@ def _find_groups(graph: Graph) -> list[list[Product]]:
             bisect.insort(written, places.get(_find_written(node), -1))
             continue
         if name_of(node) in PURE and node.all_input_nodes:
-            given = torch.fx.map_arg((node.args, node.kwargs), lambda one: first.get(one, one))
-            key = repr((count_writes(node.all_input_nodes[0]), node.target, given))
-            first[node] = equal.setdefault(key, node)
+            given = torch.fx.map_arg((node.args, node.kwargs), find_first)
+            key = repr(([*map(count_writes, node.all_input_nodes)], node.target, given))
+            first[node] = equal.setdefault(key, node), count_writes(node)
         product = _read(node)
         if product is not None:
-            rows = first.get(product.rows, product.rows)
+            rows = find_first(product.rows)
             dtypes = _known_value(node).dtype, _known_value(product.weight).dtype
             # Of two products with one weight, the other stays: it is no work that joining saves.
             groups[(rows, count_writes(rows), product.dim, *dtypes)].setdefault(product.weight, product)
@@ -126,8 +135,8 @@ def _read(node: Node) -> Product | None:
         return None
     if name == "linear":
         rows, weight, bias = (argument(node, *one) for one in enumerate(("input", "weight", "bias")))
-    elif name == "matmul":
-        rows, given = argument(node, 0, "input"), argument(node, 1, "other", node.kwargs.get("mat2"))
+    elif name == "matmul" and len(node.args) == 2 and not node.kwargs:
+        rows, given = node.args
         weight, dim = _read_transposed(given)
     elif name == "addmm" and len(node.args) == 3 and not node.kwargs:
         bias, rows, given = node.args
@@ -165,7 +174,7 @@ def _fits(bias: Any, product: Product) -> bool:
 
 
 def _join(graph: Graph, group: Sequence[Product]) -> None:
-    first = group[0]
+    first, reads_storage = group[0], any(map(_reads_storage, graph.nodes))
     with graph.inserting_before(first.node):
         weight = _add_once(graph, torch.cat, [one.weight for one in group], first.dim)
         product = _multiply(graph, first, weight, _join_biases(graph, group))
@@ -174,8 +183,9 @@ def _join(graph: Graph, group: Sequence[Product]) -> None:
         parts, start = [], 0
         for one in group:
             part = add_call(graph, "narrow", product, -1, start, one.outputs)
-            if not _may_have_gaps(one.node, part.meta[VALUE]):
-                part = add_call(graph, "contiguous", part)
+            if reads_storage or not _may_have_gaps(one.node, part.meta[VALUE]):
+                # One row has no gaps, and yet the others' numbers beside it.
+                part = add_call(graph, "clone" if reads_storage else "contiguous", part)
             parts.append(part)
             start += one.outputs
     for one, part in zip(group, parts, strict=True):
@@ -202,10 +212,21 @@ def _join_biases(graph: Graph, group: Sequence[Product]) -> Node | None:
 
 
 def _add_once(graph: Graph, target: Callable[..., Any] | str, *args: Any) -> Node:
-    """Add a node that is computed once, with its value."""
-    made = graph.call_method(target, args) if isinstance(target, str) else graph.call_function(target, args)
+    """Return a node that is computed once, with its value: a new one, or that of a group before."""
+    kind = "call_method" if isinstance(target, str) else "call_function"
+    nodes: list[Node] = graph.find_nodes(op=kind, target=target)
+    for known in nodes:
+        if ONCE in known.meta and known.args == args:
+            return known
+    made = graph.create_node(kind, target, args)
     made.meta |= {ONCE: True, VALUE: _compute(made, {})}
     return made
+
+
+def _reads_storage(node: Node) -> bool:
+    name = str(getattr(node.target, "__name__", node.target)).partition(".")[0].strip("_")
+    given = (*node.args, *node.kwargs.values())
+    return name in STORAGE or (name == "view" and any(isinstance(one, torch.dtype) for one in given))
 
 
 def _may_have_gaps(node: Node, value: Any) -> bool:
@@ -221,7 +242,7 @@ def _may_have_gaps(node: Node, value: Any) -> bool:
             made = _compute(reader, {node: value})
         except Exception:  # a function may refuse the strides by any error
             return False
-        if not _lies_alike(made, reader.meta[VALUE]) and not _may_have_gaps(reader, made):
+        if not _lies_alike(made, reader.meta.get(VALUE)) and not _may_have_gaps(reader, made):
             return False
     return True
 

@@ -53,6 +53,14 @@ _WRITES = {
 _MODES = {"_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_enter_inference_mode", "_exit_inference_mode"}
 """Functions by which Dynamo writes the contexts of a program down."""
 _VIEWS = ("view", "reshape", "transpose", "mean", "sum", "getitem", "unsqueeze", "squeeze", "contiguous")
+_ALIASES = {
+    *("detach", "t", "T", "mT", "H", "mH", "adjoint", "permute", "movedim", "moveaxis", "select"),
+    *("narrow", "expand", "expand_as", "view_as", "reshape_as", "flatten", "unflatten", "ravel", "diagonal", "unbind"),
+    *("split", "split_with_sizes", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "unfold", "as_strided"),
+    *("atleast_1d", "atleast_2d", "atleast_3d", "broadcast_to", "real", "view_as_real", "to", "type", "type_as"),
+    *("float", "half", "bfloat16", "double", "cpu", "cuda", "conj", "positive", *_VIEWS),
+}
+"""Functions whose result may be in the memory of their input."""
 
 
 def name_of(node: Any) -> str:
@@ -101,7 +109,11 @@ def is_weight(node: Any) -> bool:
 
 
 def _is_written(node: Node) -> bool:
-    return any(writes(user) or (name_of(user) in _VIEWS and _is_written(user)) for user in node.users)
+    return any(writes(user) or (_may_be_view(user) and _is_written(user)) for user in node.users)
+
+
+def _may_be_view(node: Node) -> bool:
+    return name_of(node) in _ALIASES or not name_of(node)  # a function by another name may be any
 
 
 def number_of(given: Any) -> float | None:
