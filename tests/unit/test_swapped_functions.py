@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.functional import gelu as activate
+from torch.utils.checkpoint import checkpoint
 
 from torchwise.compile import compile_plan
 from torchwise.compile.aot import Loader, Maker
@@ -29,7 +32,8 @@ from torchwise.compile.transforms.swapped_functions import (
     calls_some_of,
 )
 from torchwise.errors import StalePlanError, UnsupportedError
-from torchwise.plan import Plan, Trait
+from torchwise.plan import Numerics, Plan, PlanSpace, Trait
+from torchwise.plan.choice import load_choices
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.trial import Job
 from torchwise.trial.inspection import inspect
@@ -146,7 +150,34 @@ class GeluOfStaticMethod(Model):
         return self.activate(self.layer(x))
 
 
-GELUS = (GeluOfPartial, GeluOfStaticMethod, Gelu, NamedGelu, GeluOfHelper, GeluOfAttribute, GeluOfBoth)
+class GeluOfTable(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        return TABLE["gelu"](self.layer(x))
+
+
+class GeluOfDefault(Model):
+    def forward(self, x: Tensor, activate: Any = F.gelu) -> Tensor:
+        return activate(self.layer(x))
+
+
+class GeluOfNamedDefault(Model):
+    def forward(self, x: Tensor, *, activate: Any = F.gelu) -> Tensor:
+        return activate(self.layer(x))
+
+
+class GeluOfList(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions = [(1, F.gelu)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.functions[0][1](self.layer(x))
+
+
+GELUS = (
+    *(GeluOfTable, GeluOfDefault, GeluOfNamedDefault, GeluOfList),
+    *(GeluOfPartial, GeluOfStaticMethod, Gelu, NamedGelu, GeluOfHelper, GeluOfAttribute, GeluOfBoth),
+)
 NOISY = (Dropout, DropoutOfAttention)
 Use = Callable[[Any], Any]
 
@@ -223,7 +254,49 @@ def test_dropout_is_left_out_where_functions_are_called() -> None:
 def test_each_function_of_dropout_is_left_out(function: Any) -> None:
     x = torch.ones(2, 4, 6)
     with WithoutDropout():
-        assert function(x, 0.5, True) is x
+        assert torch.equal(function(x, 0.5, True), x)
+        assert function(x, 0.5, True) is not x, "the caller may write to it"
+        assert function(x, 0.5, False) is x
+        assert function(x, 0.0, True) is x
+        if function.__module__ == "torch.nn.functional":
+            assert function(x, 0.5, True, inplace=True) is x
+            assert (function(x) is x) is ("alpha" in function.__name__), "their default is off"
+        else:
+            assert function(x, p=0.5, train=False) is x
+
+
+def test_defaults_are_those_of_each_function_in_compiled_code() -> None:
+    def call(x: Tensor) -> list[Tensor]:
+        with WithoutDropout():
+            found = [F.alpha_dropout(x), F.feature_alpha_dropout(x), F.dropout(x), torch.dropout(x, p=0.5, train=True)]
+            return [one.add_(place) for place, one in enumerate(found)]
+
+    torch.compiler.reset()
+    x, y = torch.ones(2, 4, 6), torch.ones(2, 4, 6)
+    torch.testing.assert_close(torch.compile(call, backend="eager")(x), call(y))
+    assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("kind", [nn.Dropout, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout])
+def test_writes_to_the_result_of_dropout_leave_its_input(kind: type[nn.Module]) -> None:
+    class Adds(nn.Module):
+        def __init__(self, inplace: bool) -> None:
+            super().__init__()
+            self.dropout = kind(0.5, inplace)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.dropout(x, 0.5, True)
+            y += 1
+            z = self.dropout(x)
+            z += 1
+            return z
+
+    for inplace in (False, True):
+        model, x = Adds(inplace).train(), IMAGE.clone()
+        assert torch.equal(leave_dropout_out(model)[0](x), IMAGE + 1)
+        writes = inplace and "Alpha" not in kind.__name__  # these ignore it
+        assert torch.equal(x, IMAGE + 1 if writes else IMAGE)
+        assert leave_dropout_out(model)[0].eval().dropout(x) is x
 
 
 @pytest.mark.parametrize("use", [use_tanh_gelu, use_group_norm, leave_dropout_out])
@@ -246,10 +319,89 @@ def test_a_model_whose_code_calls_no_such_function_is_refused(use: Use) -> None:
             use(model)
 
 
-def test_a_forward_of_the_models_own_is_left_alone() -> None:
+def test_a_forward_that_cannot_be_replaced_is_left_alone() -> None:
+    class Static(Model):
+        @staticmethod
+        def forward(x: Tensor) -> Tensor:
+            return F.gelu(x)
+
     model = Gelu()
     model.forward = lambda x: F.gelu(x)  # type: ignore[method-assign]
-    assert not calls_some_of(model, TanhGelu.FUNCTIONS)
+    for call in (model, Static(), activate_later):
+        with pytest.raises(UnsupportedError, match="calls no such function, or calls it where it cannot be replaced"):
+            use_tanh_gelu(call)
+
+
+def test_functions_alone_have_none_of_the_choices() -> None:
+    traits = frozenset({Trait.EXACT_GELU, Trait.INSTANCE_NORM, Trait.DROPOUT, Trait.TOLERANT})
+    for found, is_open in ((traits, False), (traits | {Trait.MODULE}, True)):
+        space = PlanSpace("cpu", "inference", found, Numerics.SUBSTITUTED, "standard")
+        for name in ("tanh_gelu", "group_norm", "no_dropout"):
+            assert (space.excludes(load_choices()["transforms", name]) is None) is is_open
+
+
+def test_a_table_that_only_the_constructor_reads_is_not_the_calls() -> None:
+    class Chosen(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.function = {**TABLE, "relu": F.relu}["relu"]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.function(x)
+
+    assert not calls_some_of(Chosen(), TanhGelu.FUNCTIONS)
+
+
+def test_a_class_that_is_given_another_forward_is_followed_and_freed() -> None:
+    class Changed(Model):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.gelu(x)
+
+    first = use_tanh_gelu(Changed())[0]
+    assert type(use_tanh_gelu(Changed())[0]) is type(first), "its code is compiled once"
+    Changed.forward = lambda self, x: F.gelu(x) + 1  # type: ignore[method-assign]
+    assert torch.equal(use_tanh_gelu(Changed())[0](IMAGE), F.gelu(IMAGE, approximate="tanh") + 1)
+    known = weakref.ref(Changed)
+    del first, Changed
+    for _ in range(2):  # the class that is derived, and then its base
+        gc.collect()
+    assert known() is None
+
+
+class Checkpointed(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.norm, self.layer(x), use_reentrant=False)
+
+    def norm(self, x: Tensor) -> Tensor:
+        return F.instance_norm(F.gelu(F.dropout(x)))
+
+
+@pytest.mark.parametrize("use", [use_tanh_gelu, use_group_norm, leave_dropout_out])
+def test_functions_that_are_called_again_in_the_backward_pass_are_refused_in_eager(use: Use) -> None:
+    changed, _ = use(Checkpointed())
+    with pytest.raises(RuntimeError, match="calls them again in the backward pass"):
+        changed(IMAGE)
+    with torch.no_grad():
+        changed(IMAGE)
+
+
+def test_a_checkpoint_around_the_model_calls_the_other_functions_again() -> None:
+    model = Norm()
+    changed, _ = use_group_norm(model)
+    found = []
+    for call in (changed, lambda x: checkpoint(changed, x, use_reentrant=False)):
+        call(IMAGE).square().sum().backward()
+        found.append(model.layer.weight.grad)
+        model.zero_grad()
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_compiled_code_has_checkpoints(graphs: list[list[str]]) -> None:
+    model, plan = Checkpointed(), Plan(backend="counting", transforms=("group_norm",))
+    call = compile_plan(model, plan, Example((IMAGE,)), device="cpu", mode="training").call
+    call(IMAGE).square().sum().backward()
+    assert model.layer.weight.grad is not None
+    assert graphs
 
 
 def test_two_rewrites_go_together_and_copies_of_them_work() -> None:

@@ -7,7 +7,8 @@ code calls the functions of `torch.nn.functional` by itself, the copy calls othe
   whose weights it repeats for each sample. The group norm has a kernel of its own.
 - The approximation of GELU by tanh (https://arxiv.org/abs/1606.08415) is off by up to 5e-4.
 - Dropout that is on in inference draws noise on purpose, which not every use of a model needs. Each answer then differs
-  from its noisy one by that noise. So a metric judges it better than an error.
+  from its noisy one by that noise. So a metric judges it better than an error. Dropout that is part of another
+  operator of PyTorch stays: in `nn.MultiheadAttention`, and between the layers of an `nn.LSTM`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ from torch import nn
 from torch.nn import functional
 
 from torchwise.compile.shared_copies import share
-from torchwise.compile.transforms.swapped_functions import Swap, TanhGelu, WithGroupNorm, WithoutDropout, calls_some_of
+from torchwise.compile.transforms.swapped_functions import (
+    Swap,
+    TanhGelu,
+    WithGroupNorm,
+    WithoutDropout,
+    calls_some_of,
+    can_replace_forward,
+    leave_out,
+)
 from torchwise.compile.transforms.swapped_functions import swap as swap_functions
 from torchwise.errors import UnsupportedError
 
@@ -60,8 +69,10 @@ class _TanhGelu(nn.GELU):
         return functional.gelu(input, approximate="tanh")
 
 
-def _return_input(_: nn.Module, input: torch.Tensor) -> torch.Tensor:
-    return input
+def _leave_out(module: nn.Module, input: torch.Tensor) -> torch.Tensor:
+    dropout: Any = module
+    never_inplace = isinstance(module, (nn.AlphaDropout, nn.FeatureAlphaDropout))
+    return leave_out(input, dropout.p, dropout.training, dropout.inplace and not never_inplace)
 
 
 _DIMS_WITHOUT_BATCH: dict[type, int] = {_Norm1d: 2, _Norm2d: 3, _Norm3d: 4}
@@ -72,7 +83,7 @@ _NORMS: dict[type[nn.Module], type[nn.Module]] = {
 }
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _WITHOUT_NOISE: dict[type[nn.Module], type[nn.Module]] = {
-    kind: type(f"_No{kind.__name__}", (kind,), {"forward": _return_input}) for kind in _DROPOUTS
+    kind: type(f"_No{kind.__name__}", (kind,), {"forward": _leave_out}) for kind in _DROPOUTS
 }
 globals().update({cls.__name__: cls for cls in _WITHOUT_NOISE.values()})  # by which pickle finds them
 
@@ -113,7 +124,7 @@ def use_tanh_gelu(call: Callable[..., Any]) -> tuple[nn.Module, Layer]:
 
 
 def leave_dropout_out(call: Callable[..., Any]) -> tuple[nn.Module, Layer]:
-    """Return a copy of a model whose dropout does nothing, and an empty layer for around it.
+    """Return a copy of a model whose dropout changes nothing, and an empty layer for around it.
 
     Raises:
         UnsupportedError: it has none that is on, or it cannot be copied.
@@ -130,11 +141,12 @@ def _replace(
     classes: dict[type[nn.Module], type[nn.Module]],
     mode: Swap,
 ) -> tuple[nn.Module, Layer]:
-    has_calls = isinstance(call, nn.Module) and calls_some_of(call, mode.FUNCTIONS)
+    has_calls = isinstance(call, nn.Module) and can_replace_forward(call) and calls_some_of(call, mode.FUNCTIONS)
     if not isinstance(call, nn.Module) or not (has_calls or any(map(is_replaced, call.modules()))):
         kind = type(call).__qualname__
         raise UnsupportedError(
-            f"transforms has {name!r}, but {kind} has no {what}, and its code calls no such function"
+            f"transforms has {name!r}, but {kind} has no {what}, and its code calls no such function, or calls it "
+            "where it cannot be replaced"
         )
     model = share(call)
     for part in model.modules():

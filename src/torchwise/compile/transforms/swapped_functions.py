@@ -4,10 +4,14 @@ The copy's `forward` runs under a mode that calls another function in the place 
 nothing of it is left in their code. In eager it is asked at each function, which takes time. So only models
 whose code calls such a function run under it. That is read from their code, with its global variables: no name counts,
 only the function that is behind it.
+
+In eager, a checkpoint that keeps gradients (`torch.utils.checkpoint`, not reentrant) is refused: it calls the functions
+again in the backward pass, where no mode is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import importlib
@@ -16,11 +20,13 @@ import math
 import operator
 import sys
 import types
+import weakref
 from collections.abc import Collection, Iterator
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.fx import Graph, Node
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -91,13 +97,27 @@ class WithoutDropout(TorchFunctionMode):
     )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function, or return the input of dropout."""
+        """Call a function, or return the numbers that dropout is given."""
         kwargs = kwargs or {}
         if func is functional.scaled_dot_product_attention:
             return _attend_without_dropout(*args, **kwargs)
         if _is_dropout(func):
-            return args[0] if args else kwargs["input"]
+            is_alpha = func is functional.alpha_dropout or func is functional.feature_alpha_dropout
+            return (_leave_alpha_out if is_alpha else leave_out)(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def leave_out(
+    input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *, train: bool = True
+) -> torch.Tensor:
+    """Return the input where dropout would, too, and a new tensor with its numbers where dropout makes one."""
+    return input.clone() if p and training and train and not inplace else input
+
+
+def _leave_alpha_out(
+    input: torch.Tensor, p: float = 0.5, training: bool = False, inplace: bool = False
+) -> torch.Tensor:
+    return leave_out(input, p, training, inplace)
 
 
 def _is_dropout(func: Any) -> bool:
@@ -130,22 +150,38 @@ def _attend_without_dropout(
 Swap = type[TanhGelu | WithGroupNorm | WithoutDropout]
 
 
+def _refuse_checkpoints() -> Any:
+    """Return a context in which functions that are called again in the backward pass are refused, but for compilers."""
+    if torch.compiler.is_compiling():
+        return contextlib.nullcontext()
+    context = contextlib.ExitStack()
+    with contextlib.suppress(RuntimeError):  # one around the whole model calls its forward again, which sets the mode
+        context.enter_context(disable_saved_tensors_hooks(_NO_CHECKPOINT))
+    return context
+
+
+_NO_CHECKPOINT = (
+    "functions of the model are replaced, but it calls them again in the backward pass (torch.utils.checkpoint), where "
+    "its own would run, or it has hooks for saved tensors. Compile it, or leave out the checkpoint or the replacement"
+)
+
+
 # A forward for each, which names its mode: no closure or table is behind it, so that code which is compiled ahead
 # depends on code alone.
 
 
 def _approximate(self: Any, *args: Any, **kwargs: Any) -> Any:
-    with TanhGelu():
+    with TanhGelu(), _refuse_checkpoints():
         return self.forward_by_TanhGelu(*args, **kwargs)
 
 
 def _use_group_norm(self: Any, *args: Any, **kwargs: Any) -> Any:
-    with WithGroupNorm():
+    with WithGroupNorm(), _refuse_checkpoints():
         return self.forward_by_WithGroupNorm(*args, **kwargs)
 
 
 def _leave_dropout_out(self: Any, *args: Any, **kwargs: Any) -> Any:
-    with WithoutDropout():
+    with WithoutDropout(), _refuse_checkpoints():
         return self.forward_by_WithoutDropout(*args, **kwargs)
 
 
@@ -158,16 +194,21 @@ FORWARDS: dict[Swap, Any] = {
 
 def swap(model: nn.Module, mode: Swap) -> nn.Module:
     """Have the forward of a copy call other functions, and return it."""
-    model.__class__ = _derive_class(type(model), mode)  # type: ignore[arg-type]
+    model.__class__ = _derive_class(type(model), mode)
     return model
 
 
-@functools.cache
+_derived: weakref.WeakValueDictionary[tuple[Any, ...], type[nn.Module]] = weakref.WeakValueDictionary()
+
+
 def _derive_class(cls: type[nn.Module], mode: Swap) -> type[nn.Module]:
-    """Return a class whose forward runs under a mode. There is one for each pair, so that code is compiled once."""
+    """Return a class whose forward runs under a mode: one for each forward, so that code is compiled once."""
+    key = cls, mode, cls.forward
+    if (found := _derived.get(key)) is not None:
+        return found
     name = f"{mode.__name__}{MARK}{cls.__module__}:{cls.__qualname__}".replace(".", DOT)
     names = {"forward": FORWARDS[mode], f"forward_by_{mode.__name__}": cls.forward, "__module__": __name__}
-    return types.new_class(name, (cls,), exec_body=lambda own: own.update(names))
+    return _derived.setdefault(key, types.new_class(name, (cls,), exec_body=lambda own: own.update(names)))
 
 
 def __getattr__(name: str) -> type[nn.Module]:
@@ -181,31 +222,39 @@ def __getattr__(name: str) -> type[nn.Module]:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, cls = place.partition(":")
     if MARK in cls:  # two modes
-        return _derive_class(__getattr__(cls), globals()[mode])  # type: ignore[arg-type]
+        return _derive_class(__getattr__(cls), globals()[mode])
     found = operator.attrgetter(cls.replace(DOT, "."))(importlib.import_module(module.replace(DOT, ".")))
     return _derive_class(found, globals()[mode])
 
 
+def can_replace_forward(model: nn.Module) -> bool:
+    """Whether a copy's class may have another forward: it is a plain method, and the model has none of its own."""
+    return "forward" not in vars(model) and isinstance(inspect.getattr_static(model, "forward"), types.FunctionType)
+
+
 def calls_some_of(model: nn.Module, functions: Collection[Any]) -> bool:
-    """Whether the code of a model calls one of some functions by itself, and its forward can be replaced."""
+    """Whether the code of a model calls one of some functions by itself."""
     wanted, visited = set(map(id, functions)), set[int]()
-    if "forward" in vars(model) or not isinstance(inspect.getattr_static(model, "forward"), types.FunctionType):
-        return False
     pending = [value for part in model.modules() for value in (*vars(part).values(), *_iter_members(type(part)))]
     while pending:
         value = _unwrap(pending.pop())
         if id(value) in wanted:
             return True
-        if isinstance(value, types.FunctionType) and id(value) not in visited and not _is_library(value.__module__):
+        if id(value) in visited:
+            continue
+        if isinstance(value, types.FunctionType) and not _is_library(value.__module__):
             visited.add(id(value))
             pending += _iter_read(value)
+        elif isinstance(value, (dict, list, tuple)):  # such as a table of activations by their names
+            visited.add(id(value))
+            pending += dict.values(value) if isinstance(value, dict) else value
     return False
 
 
 def _iter_members(cls: type) -> Iterator[Any]:
     for base in cls.__mro__:
-        if not _is_library(base.__module__):
-            yield from vars(base).values()
+        if not _is_library(base.__module__):  # of what `__init__` reads, the model keeps what it needs
+            yield from (value for name, value in vars(base).items() if name != "__init__")
 
 
 def _is_library(module: Any) -> bool:
@@ -225,8 +274,9 @@ _LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy"}
 
 
 def _iter_read(function: types.FunctionType) -> Iterator[Any]:
-    """Yield the objects that a function's code reads: its closure, global variables, and those of modules in them."""
+    """Yield the objects that code reads: its closure, defaults, global variables, and those of modules in them."""
     yield from find_enclosed(function)
+    yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     pending = [function.__code__]
     while pending:
         code, value = pending.pop(), None
