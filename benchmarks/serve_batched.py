@@ -98,7 +98,7 @@ def main() -> int:
     with serve(fast, sample, options.max_batch, options.max_wait_ms):
         pass
     gc.collect()
-    gc.freeze()  # as a service does once it has started: a collection through all of torch stops all threads for 0.2 s
+    gc.freeze()  # as a service does once it has started: a collection through all of torch stops all threads
     print(
         f"{options.layers} layers of {options.width} on {options.device}, {torch.get_num_threads()} threads, torch "
         f"{torch.__version__}: p99 within {options.limit_ms:g} ms, batches up to {options.max_batch}"

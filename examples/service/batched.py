@@ -35,7 +35,7 @@ async def lifespan(service: FastAPI) -> AsyncIterator[None]:
     with torch.no_grad():
         fast(example.expand(size, -1, -1).contiguous())  # which compiles the plan
     gc.collect()
-    gc.freeze()  # later collections do not look through torch again, which would stop all requests for 0.1 s
+    gc.freeze()  # later collections do not look through torch again, which would stop all requests
     with torchwise.serve_batched(fast, max_wait_ms=2) as service.state.scorer:
         yield
 

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,9 @@ from store_samples import a_decision as stored_decision
 from torchwise import artifact, environment
 from torchwise.artifact import package
 from torchwise.artifact.package import Info, Manifest
-from torchwise.cli.cache import cache
+from torchwise.cli.cache import _describe_artifact, cache
 from torchwise.errors import InputError
+from torchwise.plan import Plan
 from torchwise.records import Decision, Interval
 from torchwise.records.files import write_json
 
@@ -131,3 +133,17 @@ def test_what_the_study_says_is_refused_without_loading_torch(tmp_path: Path) ->
     words = [sys.executable, "-c", code, str(tmp_path / "study.json"), str(tmp_path / "x.tw")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, "call torchwise.artifact.save in that program" in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (Plan(capture="call"), ", which compiles nothing."),
+        (Plan(transforms=("batched_loop",)), ", and no code: functions are rewritten in each process, "),
+        (Plan(backend="openvino"), ", and no code: openvino compiles in each process, "),
+    ],
+)
+def test_an_artifact_without_code_says_what_each_process_does(plan: Plan, said: str) -> None:
+    manifest = SimpleNamespace(members={"decision": 1}, warm_s=None, cold_s=1.5)
+    info = SimpleNamespace(manifest=manifest, size=10, decision=SimpleNamespace(plan=plan))
+    assert _describe_artifact(info).startswith(f"plan {plan}{said}")

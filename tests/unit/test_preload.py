@@ -39,6 +39,11 @@ def sentence(seed):
 """
 
 
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preload, "GPU_FILES", ())
+
+
 @pytest.fixture
 def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Make stand-ins for the libraries, on the path. Later tests in this process find the real ones again."""
@@ -91,15 +96,17 @@ def test_a_file_that_cannot_be_read_is_left_to_the_worker(tmp_path: Path, text: 
 
 
 @pytest.mark.usefixtures("libraries")
-def test_targets_by_prefix_and_those_without_imports() -> None:
+def test_targets_by_prefix_and_those_without_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list_for("hf:gpt2@decode,length=64") == ["transformers:PreTrainedModel"]
     assert list_for("zoo:tutorial.fusion_demo") == []
-    assert list_for("hf:gpt2", device="cuda") == []
-    assert list_for("timm:resnet18", device="cuda") == list_for("timm:resnet18") == ["timm"]
+    assert list_for("hf:gpt2", device="cuda") == ["transformers:PreTrainedModel"]
     inner = SimpleNamespace(workload=WorkloadSpec("hf:gpt2", device="cpu"))
     assert list_imports(SimpleNamespace(job=inner), in_command=True) != NOTHING
     assert list_imports(SimpleNamespace(job=inner), in_command=False) == NOTHING
     assert list_imports(object(), in_command=True) == NOTHING
+    assert list_for("timm:resnet18") == ["timm"]
+    monkeypatch.setattr(preload, "GPU_FILES", (__file__,))
+    assert [list_for("hf:gpt2"), list_for("timm:resnet18")] == [[], ["timm"]], "where a GPU can be seen"
 
 
 def test_a_library_beside_the_target_is_not_taken_for_the_installed_one(libraries: Path, tmp_path: Path) -> None:
@@ -208,6 +215,9 @@ def test_a_cuda_that_was_set_up_counts_as_held(monkeypatch: pytest.MonkeyPatch) 
 NOTE = "open({file!r}, 'a').write(str(__file__) + '\\n')\n"
 
 
+SEES_GPU = any(Path(file).exists() for file in preload.GPU_FILES)
+
+
 def tune(tmp_path: Path, library: str, *more: str) -> list[str]:
     """Tune a target that imports a library by the command, and return the file of the library for each import."""
     file = tmp_path / "imports"
@@ -227,12 +237,14 @@ def tune(tmp_path: Path, library: str, *more: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(SEES_GPU, reason="where a GPU can be seen, torchvision is left to the workers")
 @pytest.mark.parametrize("library", ["", "import numpy.linalg, scipy.linalg, scipy.sparse\n"])
 def test_the_workers_of_a_command_find_the_library_imported(tmp_path: Path, library: str) -> None:
     assert len(tune(tmp_path, library)) == 1, "by the server alone, for all workers"
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(SEES_GPU, reason="where a GPU can be seen, torchvision is left to the workers")
 def test_a_library_that_starts_threads_or_ends_the_server_is_imported_by_each_worker(tmp_path: Path) -> None:
     threads = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
     assert len(tune(tmp_path, threads)) >= 3, "by a server that ended, and by each worker"

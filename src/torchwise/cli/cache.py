@@ -181,16 +181,17 @@ def _hide_password(place: str) -> str:
 def _describe_artifact(info: Info) -> str:
     manifest = info.manifest
     files, size = len(manifest.members) - 1, info.size / 2**20
-    if manifest.warm_s is None and info.decision.plan.backend == "eager":
-        return f"plan {info.decision.plan}, which compiles nothing."
+    plan = info.decision.plan
+    if manifest.warm_s is None and not plan.is_traced:
+        return f"plan {plan}, which compiles nothing."
     if manifest.warm_s is None:
+        how = "functions are rewritten" if plan.backend == "eager" else f"{plan.backend} compiles"
         return (
-            f"plan {info.decision.plan}, and no code: {info.decision.plan.backend} compiles in each process, "
-            f"on its first calls, which took {manifest.cold_s:.2f} s."
+            f"plan {plan}, and no code: {how} in each process, on its first calls, which took {manifest.cold_s:.2f} s."
         )
     again = f" ({manifest.compiled_anew} graphs still compile)" if manifest.compiled_anew else ""
     return (
-        f"plan {info.decision.plan}, {files} files of compiled code, {size:.1f} MiB. "
+        f"plan {plan}, {files} files of compiled code, {size:.1f} MiB. "
         f"The first calls of a process take {manifest.warm_s:.2f} s with it{again}, "
         f"and {manifest.cold_s:.2f} s without."
     )

@@ -8,8 +8,8 @@ models alone, as the user's own files may keep state, which belongs to one worke
 - if the server would find the very file of the library that the worker finds, whose folder comes first on its path.
 
 A server that a library leaves with threads or with the driver of a GPU open, or that ends by it, is started anew
-without any: forks of it could not use the GPU. `benchmarks/imports_and_forks.py` tells which libraries do, and workers
-of a GPU have those imported that did not (`ON_GPU`).
+without any: forks of it could not use the GPU. `benchmarks/imports_and_forks.py` tells which libraries do. Where a GPU
+can be seen, only those are imported that did not (`BESIDE_GPU`).
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ from torchwise.plan.workload_spec import WorkloadSpec
 
 VARIABLE = "TORCHWISE_SERVER_IMPORTS"
 """The environment variable by which the server is told: modules, and the files of their libraries."""
-ON_GPU = ("timm",)
-"""Those that are imported for workers of a GPU. On an H200 Transformers and diffusers started a thread each, after
+BESIDE_GPU = ("timm",)
+"""Those that are imported where a GPU can be seen. On an H200 Transformers and diffusers started a thread each, after
 which the server ends and their import was in vain (`benchmarks/results/2026-11-29-h200-imports-and-forks.txt`)."""
 LIBRARIES = ("transformers", "diffusers", "timm", "torchvision", "sentence_transformers")
 BY_PREFIX = {"hf": ("transformers:PreTrainedModel",), "diffusers": ("diffusers:ModelMixin",), "timm": ("timm",)}
 """The parts of a library that all its targets import, by the prefix of a target."""
+GPU_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 DRIVER_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/dxg")
 """How the paths begin that a process has open once it uses a GPU's driver."""
 MAX_NAMES = 64
@@ -65,7 +66,7 @@ def list_imports(job: object, *, in_command: bool) -> str:
     spec = getattr(inner, "workload", None)
     if not isinstance(spec, WorkloadSpec):
         return NOTHING
-    libraries = LIBRARIES if spec.device == "cpu" else ON_GPU
+    libraries = BESIDE_GPU if any(Path(one).exists() for one in GPU_FILES) else LIBRARIES
     if (source := getattr(inner, "source", None)) is not None:
         return _with_files(_list_pickled(source), [], libraries)
     if not in_command:

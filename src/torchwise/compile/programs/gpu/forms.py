@@ -9,8 +9,8 @@ WIDE = 128
 MAX_HELD = 64
 """Most numbers of one tensor that a thread holds. With more, registers go to memory, and compiling takes a minute."""
 MAX_MULTIPLIED = 512
-"""Numbers of matrices, for each thread, from which on more threads are better. So many are 5,000 lines of PTX, which
-compile in seconds, and four times as many take a minute (Triton 3.6)."""
+"""Numbers of matrices, for each thread, from which on more threads are better. All of them are unrolled, and a long
+kernel compiles for a minute or more (Triton 3.6)."""
 FEW = 1024
 """Rows up to which each may have a program of its own. A GPU of 132 multiprocessors runs them in few waves."""
 MANY_PROGRAMS = 132

@@ -7,7 +7,6 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
-import itertools
 import json
 import logging
 import threading
@@ -57,9 +56,9 @@ class Kernel:
         inputs: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
         device: torch.device,
-        tuned: Iterator[int] | None = None,
+        tuned: Iterator[int],
     ) -> None:
-        self._program, self._device, self._tuned = program, device, tuned or itertools.count(1)
+        self._program, self._device, self._tuned = program, device, tuned
         self._wanted = [(tuple(one.shape), tuple(one.stride()), one.dtype) for one in inputs]
         self._outputs = [(tuple(one.shape), tuple(one.stride()), one.dtype) for one in outputs]
         self._lock = threading.Lock()
