@@ -95,18 +95,23 @@ def apply_approvals(decision: Decision, storage: Storage) -> EffectiveDecision:
     return EffectiveDecision(_eager(decision, f"Stay with eager: {refusal}."), refusal)
 
 
-def _studies(decision: Decision, storage: Storage, rules: ApprovalPolicy) -> list[Study]:
-    """Return the studies that may have verified a permitted plan: the decision's own first, and then the strictest.
-
-    If nobody named plans, it is one study that tried the chosen plan, so that no other allows more than was requested.
-    """
+def find_studies(decision: Decision, storage: Storage) -> list[Study]:
+    """Return the studies of a decision's model, inputs, machine and software: its own first, and then the strictest."""
     from torchwise.store import StudyKey
 
     workload, fingerprint = decision.workload, decision.environment.fingerprint
     place = (workload.device, workload.mode, workload.objective)
     keys = [StudyKey(decision.identity, fingerprint, *place, allow.former_name) for allow in Numerics]
     stored = (storage.find_study(key, workload.target) for key in keys)
-    found = sorted(filter(None, stored), key=lambda study: study.decision != decision)
+    return sorted(filter(None, stored), key=lambda study: study.decision != decision)
+
+
+def _studies(decision: Decision, storage: Storage, rules: ApprovalPolicy) -> list[Study]:
+    """Return the studies that may have verified a permitted plan.
+
+    If nobody named plans, it is one study that tried the chosen plan, so that no other allows more than was requested.
+    """
+    found = find_studies(decision, storage)
     if rules.name_plans:
         return found
     return [study for study in found if any(trial.plan == decision.plan for trial in study.trials)][:1]

@@ -35,14 +35,24 @@ OTHER_AUTOCAST = Fallback(FallbackReason.AUTOCAST_DIFFERS)
 
 
 class PlacedComponent(Component):
-    """A component of a recorded program: its callers choose the autocast, and its plan answers under one of them."""
+    """A component of a recorded program: its callers choose the autocast, and its plan answers under one of them.
+
+    Attributes:
+        find_successor: asked before each such call for the component that answers in its place from now on.
+    """
+
+    find_successor: Callable[[], Component | None] | None = None
 
     def answer(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call by the plan if it is under the plan's autocast, or else by `plain` as it comes."""
-        recorded = self.config.autocast
-        if recorded is None or torch.compiler.is_compiling() or _name_autocast(device_of(self.config)) == recorded:
+        if torch.compiler.is_compiling():
             return super().answer(plain, args, kwargs)
-        return self._plainly(OTHER_AUTOCAST, plain, args, kwargs)
+        recorded = self.config.autocast
+        if recorded is not None and _name_autocast(device_of(self.config)) != recorded:
+            return self._plainly(OTHER_AUTOCAST, plain, args, kwargs)
+        if self.find_successor is not None and (successor := self.find_successor()) is not None:
+            return successor.answer(plain, args, kwargs)
+        return super().answer(plain, args, kwargs)
 
     def _plainly(
         self, fallback: Fallback, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -81,6 +91,7 @@ def place_decision(
     *,
     others: Decision | None = None,
     padded: VerifiedPadding | None = None,
+    find_successor: Callable[[], Component | None] | None = None,
 ) -> Component | None:
     """Have the plan of a decision answer calls of a module or a recorded function, if it says more than eager.
 
@@ -91,6 +102,7 @@ def place_decision(
         config: the settings of its component.
         others: the decision for calls of other sizes, whose plan has dynamic shapes.
         padded: the rule by which inputs are padded for the plan.
+        find_successor: asked before each call of the plan's autocast for another component that answers from now on.
 
     Raises:
         InputError: the class of the module cannot be changed.
@@ -102,6 +114,7 @@ def place_decision(
         original = copy_with_shared_dict(thing)
     config = config.changed(training=decision.workload.mode == "training")
     component = PlacedComponent(name, original, config, find=lambda *_: decision)
+    component.find_successor = find_successor
     component.take(decision)
     if padded is not None:
         component.extend(lambda served: Buckets(served.original, [served.decision], padded))

@@ -1,8 +1,9 @@
 """Run a program by the decisions of the store, without a change to it: each is found by its module's structure.
 
 A plan takes seconds to start, for compiling, and a decision is for many calls. A run may be shorter than that. So a
-module runs as written until its calls have taken as long as its plan takes to start. A run that ends before is as quick
-as without plans, and a longer one loses at most about as many seconds for each module.
+module runs as written until its plan would have saved as much time as it takes to start. A run that ends before is as
+quick as without plans, and a longer one loses at most about as many seconds for each module. If the search verified a
+plan that starts sooner and pays within so few calls, that one answers until then, by the same rule.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from torchwise._torch.call_hook import CallHook, call_with_parts_apart, set_call
 from torchwise.plan.workload_spec import LIVE
 from torchwise.records import Decision
 from torchwise.runtime.components.component import Component
+from torchwise.runtime.monitored import find_in_place
 from torchwise.runtime.program.decisions import OTHER_SIZES, explain_eager, read_decisions, stays_as_written
-from torchwise.runtime.program.placement import config_of, place_decision, workload_of
+from torchwise.runtime.program.placement import config_of, place_decision, take_away, workload_of
 from torchwise.runtime.program.recorder import autocast_dtype, original_of, watched_compile
-from torchwise.runtime.program.start_costs import WaitingPlan, explain_loss
+from torchwise.runtime.program.start_costs import MIN_TOLD_S, WaitingPlan, explain_loss, find_first_decision
 from torchwise.runtime.staleness import stale_because
+from torchwise.store import read_storage
 
 logger = logging.getLogger("torchwise")
-BEFORE_START = "before the calls had taken as long as the start of the plan"
+BEFORE_START = "before the plan would have saved as much time as it takes to start"
 OTHER_FORM = "in another form than that of the plan, before it was put in place"
 """Why a plan that was placed did not answer some calls: it came later, or did not hold for them."""
 
@@ -60,7 +63,9 @@ class _Seen:
     unlike: int = 0
 
     def count_before(self, found: WaitingPlan) -> dict[Any, int]:
-        """Return how many calls came before the plan was put in place, by reason."""
+        """Return how many calls ran as written before the plan was put in place, by reason."""
+        if found.before is not None:  # they are those of the plan before
+            return {}
         waited = found.calls + sum(one.calls for one in self.forms.values() if one is not None)
         return {reason: calls for reason, calls in ((BEFORE_START, waited), (OTHER_FORM, self.unlike)) if calls}
 
@@ -115,7 +120,7 @@ class StoredPlans:
         if torch.compile is self._watched:  # and not what a library has put in its place
             torch.compile = self._compile
         set_call_hook(self._former)
-        in_use = {name for name, _ in self.placed}
+        in_use = {seen.name for seen, found in self._placed_for if found.later is None}
         for name, waiting in self._waiting.items():
             if name not in in_use:  # by another module of the class
                 self.notes[waiting.explain(name)] = None
@@ -133,7 +138,8 @@ class StoredPlans:
         rows = []
         for (name, component), (seen, found) in zip(self.placed, self._placed_for, strict=True):
             told = component.statistics
-            rows.append((name, told.plan, told.optimized, {**seen.count_before(found), **told.original}))
+            plan = told.plan and str(found.decision.plan) if found.later else told.plan  # it may be closed by now
+            rows.append((name, plan, told.optimized, {**seen.count_before(found), **told.original}))
         return rows
 
     def _answer(self, thing: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -150,7 +156,7 @@ class StoredPlans:
         return run(*args, **kwargs)
 
     def _place_if_due(self, thing: Any, seen: _Seen) -> Component | None:
-        """Put the plan for such calls in place if the calls before have taken as long as it takes to start."""
+        """Put the plan for such calls in place if it would have saved as much so far as it takes to start."""
         if (form := _form_of(thing)) not in seen.forms:
             seen.forms[form] = self._find(thing, seen)
         waiting = seen.forms[form]
@@ -165,9 +171,26 @@ class StoredPlans:
             if seen.is_placed or seen.forms[form] is None:  # by another thread meanwhile
                 return None
             seen.forms[form] = None
-            if self._waiting.get(seen.name) is waiting:
-                del self._waiting[seen.name]
             return self._place(thing, seen, waiting)
+
+    def _succeed(self, weakly: weakref.ref[Any], seen: _Seen, first: WaitingPlan) -> Component | None:
+        """Put the later plan in the place of the first one if it would have saved as much so far as it takes to start.
+
+        Calls of other threads that are under way end by the first plan.
+        """
+        later, thing = first.later, weakly()
+        if later is None or thing is None:
+            return None
+        if not later.is_due:
+            later.calls += 1
+            return None
+        with self._lock:
+            if later.is_begun:  # by another thread meanwhile
+                return None
+            later.is_begun = True
+            if (placed := find_in_place(thing) if isinstance(thing, torch.nn.Module) else thing.placed) is not None:
+                take_away(thing, placed)
+            return self._place(thing, seen, later)
 
     def _is_planned(self, model: Any) -> bool:
         return name_of(model) in self._classes
@@ -194,16 +217,32 @@ class StoredPlans:
                     self.notes[explain_eager(name, decision)] = None
                     return None
                 else:
-                    return WaitingPlan(decision, self._find_others(name, decision), config)
+                    return self._add_first(WaitingPlan(decision, self._find_others(name, decision), config))
             seen.note = f"{name} runs as written, as it was tuned in another form: {reasons[0]}"
             self.notes[seen.note] = None
         except Exception as error:  # the program must go on as written, whatever is wrong with a plan
             self._note_error(name, error)
         return None
 
+    def _add_first(self, waiting: WaitingPlan) -> WaitingPlan:
+        """Return the plan to put in place first: one that starts sooner than a waiting plan, or that one itself."""
+        if waiting.is_due or waiting.start_s < MIN_TOLD_S or (storage := read_storage(self._store)) is None:
+            return waiting
+        with storage:
+            first = find_first_decision(waiting.decision, waiting.start_s, storage)
+        if first is None:
+            return waiting
+        waiting.before = first
+        return WaitingPlan(first, None, waiting.config, later=waiting)
+
     def _place(self, thing: Any, seen: _Seen, found: WaitingPlan) -> Component | None:
+        if self._waiting.get(seen.name) is found:
+            del self._waiting[seen.name]
+        succeed = None if found.later is None else functools.partial(self._succeed, weakref.ref(thing), seen, found)
         try:
-            component = place_decision(thing, seen.name, found.decision, found.config, others=found.others)
+            component = place_decision(
+                thing, seen.name, found.decision, found.config, others=found.others, find_successor=succeed
+            )
         except Exception as error:  # as above
             self._note_error(seen.name, error)
             return None
@@ -212,6 +251,8 @@ class StoredPlans:
             self._placed_for.append((seen, found))
             self.notes.pop(seen.note, None)
             seen.is_placed = True
+            if found.later is not None:
+                self._waiting.setdefault(seen.name, found.later)
         return component
 
     def _note_error(self, name: str, error: Exception) -> None:
