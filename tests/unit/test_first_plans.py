@@ -45,9 +45,12 @@ class Net(torch.nn.Module):
 
 
 def make_trials(first: Trial | None = None) -> tuple[Trial, ...]:
-    """Return the trial of the decided plan, four times eager's speed, and of one that starts sooner, twice."""
+    """Return the trial of the decided plan, four times eager's speed, and of one that starts sooner, twice.
+
+    A search keeps the compile caches of its decided plan alone, so the warm start of the first one does not count.
+    """
     decided = a_trial(1, DECIDED, 4.0, costs=Costs(9000 * EAGER_S, WARM_S))
-    return decided, first or a_trial(2, FIRST, 2.0, costs=Costs(FIRST_S))
+    return decided, first or a_trial(2, FIRST, 2.0, costs=Costs(FIRST_S, 0.0))
 
 
 @pytest.fixture
@@ -155,6 +158,12 @@ def test_only_the_search_of_the_very_decision_counts(store: str) -> None:
         for _ in range(50):
             net(X)
     assert not plans.placed
+
+
+def test_the_decided_plan_is_not_its_own_first_one(store: str) -> None:
+    """Its cold start may have been measured as shorter than its warm one, on a busy machine."""
+    decided, first = make_trials()
+    count_first(store, keep(store, (replace(decided, costs=Costs(FIRST_S, WARM_S)), first)))
 
 
 def test_a_start_within_a_second_needs_no_plan_before(store: str, monkeypatch: pytest.MonkeyPatch) -> None:

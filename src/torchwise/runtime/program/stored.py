@@ -138,8 +138,7 @@ class StoredPlans:
         rows = []
         for (name, component), (seen, found) in zip(self.placed, self._placed_for, strict=True):
             told = component.statistics
-            plan = told.plan and str(found.decision.plan) if found.later else told.plan  # it may be closed by now
-            rows.append((name, plan, told.optimized, {**seen.count_before(found), **told.original}))
+            rows.append((name, told.plan, told.optimized, {**seen.count_before(found), **told.original}))
         return rows
 
     def _answer(self, thing: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
