@@ -40,6 +40,7 @@ from torchwise.records.compile_events import (
     UncompiledPart,
 )
 from torchwise.records.explanation import Explanation, Limits, SourceLocation
+from torchwise.records.missed_calls import MissedCalls, MissedKind, MissedModule
 from torchwise.records.scale import BatchFit, SizeTried
 from torchwise.report import read_benchmark
 from torchwise.runtime.components.config import CompileConfig
@@ -140,6 +141,7 @@ def _documents() -> dict[type[Document], tuple[Document, ...]]:
         baseline=replace(analysed.steady.baseline, calls_s=(2e-3,)),
     )  # type: ignore[union-attr,type-var]
     sizes = (SizeTried(8, 9.5, 2**20), SizeTried(16, problem="out of memory"))
+    missed = MissedKind("float32[7, 4]", "[0][0] float32[7, 4] (4, 1)", 12.5, 0.25, 3, autocast="bfloat16")
     compared = compare(a_benchmark(some_rows()[:2]), a_benchmark(some_rows()[:2]))
     return {
         Decision: (stored.a_decision(TUNED, error=1e-7), stored.a_decision(EAGER, speedup=None, break_even_calls=None)),
@@ -152,6 +154,7 @@ def _documents() -> dict[type[Document], tuple[Document, ...]]:
         Comparison: (compared,),
         Check: (Check((checked,), 0.05, 0.99),),
         Approval: (stored.a_ruling(TUNED),),
+        MissedCalls: (MissedCalls("a.py", (MissedModule("Net", "5f", 3, (missed,), 2),)),),
     }  # fmt: skip
 
 

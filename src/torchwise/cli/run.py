@@ -7,43 +7,25 @@ import os
 import re
 import shlex
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from torchwise.cli import options as opt
+from torchwise.cli.run_report import Report, read_stored_calls, report_plans
+from torchwise.cli.search_words import list_words
 from torchwise.errors import InputError, StorageError, TorchwiseError
 
 if TYPE_CHECKING:
     from torchwise.records.recording import Recording
-    from torchwise.report.document import Document, Step
+    from torchwise.report.document import Step
     from torchwise.runtime.program.script import Script
 
 MODULE_OPTION = re.compile("-m(.+)?|--module(=.*)?", re.DOTALL)
 """The option that names a module, in its next word or, as in -mMODULE, in the same one."""
-SEARCH = {
-    "restarts": 1,
-    "allow": "same-precision",
-    "effort": "standard",
-    "budget": None,
-    "compile_timeout": None,
-    "iterations": None,
-    "fullgraph": False,
-    "workers": 1,
-    "objective": "latency",
-    "calls": None,
-    "sizes": "as-given",
-    "tolerance": None,
-    "metric": None,
-    "require": (),
-    "plan": (),
-    "fresh": False,
-    "wait": False,
-}
-"""The options of a search, with their defaults."""
 NAMES_PROGRAM = {"allow_interspersed_args": False}
 
 
@@ -71,7 +53,14 @@ def run(
     tune: Annotated[
         bool, typer.Option("--tune", help="Afterwards, tune the modules that took most of the time.")
     ] = False,
-    apply: Annotated[bool, typer.Option("--apply", help="Run the program by the plans of an earlier --tune.")] = False,
+    apply: Annotated[
+        bool,
+        typer.Option(
+            "--apply",
+            help="Run the program by the plans of an earlier --tune. Calls that no plan was tuned for are counted, and "
+            "kept for the next --tune.",
+        ),
+    ] = False,
     keep_memory: Annotated[
         bool,
         typer.Option(
@@ -139,7 +128,7 @@ def run(
     }
     if calls is not None:
         options["calls"] = calls
-    if not tune and (given := _list_words(options)):
+    if not tune and (given := list_words(options)):
         raise InputError(f"{given[0]} is given without --tune, but only a search uses it: add --tune or leave it out")
     from torchwise.runtime.program.script import Script
 
@@ -151,22 +140,11 @@ def run(
     report = Report(sys.stderr, *(file and file.absolute() for file in (json, html)))
     words = ["--store", store] if store else []
     store = os.path.abspath(store) if store and "://" not in store else store  # the program may change folders
-    if apply:
-        raise SystemExit(_apply(script, store, report))
-    options["store"] = store
     words += ["--keep-memory"] if keep_memory else []
+    if apply:
+        raise SystemExit(_apply(script, store, words, report))
+    options["store"] = store
     raise SystemExit(_record(script, options if tune else None, store, words, report))
-
-
-def _list_words(options: dict[str, Any]) -> list[str]:
-    """Return the words of a command line that give the options of a search, without defaults."""
-    given = {name: value for name, value in options.items() if value != SEARCH.get(name, value)}
-    words = []
-    for name, value in given.items():
-        for each in value if isinstance(value, tuple) else (value,):
-            text = f"{each:.12g}" if isinstance(each, float) else f"{each}"
-            words += [f"--{name.replace('_', '-')}", *([] if each is True else [text])]
-    return words
 
 
 def _find_metric(place: str) -> str:
@@ -210,44 +188,6 @@ def _make_search(options: dict[str, Any], program: str) -> dict[str, Any]:
     return search
 
 
-@dataclass(frozen=True)
-class Report:
-    """Where a report goes. The stream is the one from before the program, which may put another in its place.
-
-    It is None if it was closed before the start.
-    """
-
-    stream: TextIO | None
-    json: Path | None = None
-    html: Path | None = None
-
-    def show(self, document: Document, recording: Recording | None = None) -> None:
-        """Print a document, and write files."""
-        from rich.console import Console
-
-        from torchwise.records.files import write_atomically, write_json
-        from torchwise.report.html import render_page
-        from torchwise.report.terminal import render_terminal
-        from torchwise.runtime.program.script import flush_streams
-
-        flush_streams()
-        if self.stream is not None:
-            console = Console(file=self.stream)
-            console.on_broken_pipe = lambda: None  # type: ignore[method-assign]  # which would end this process
-            with contextlib.suppress(OSError, ValueError):  # the program, or its reader, may have closed it
-                console.print(render_terminal(document))
-        if self.json and recording:
-            write_json(recording, self.json)
-        if self.html:
-            write_atomically(render_page(document), self.html)
-
-    def say(self, text: str) -> None:
-        """Print a line, if the stream takes it."""
-        if self.stream is not None:
-            with contextlib.suppress(OSError, ValueError):
-                print(text, file=self.stream, flush=True)
-
-
 def _find_script(kind: type[Script], program: list[str], module: str | None) -> Script:
     if module is not None:
         return kind(module, program, is_module=True)
@@ -272,11 +212,15 @@ def _record(script: Script, options: dict[str, Any] | None, store: str | None, w
         code = script.run()
     if os.getpid() != process:  # a fork of the program that came to its end
         return code
+    missed, failure = read_stored_calls(script.name, store)
     ended_well = code == 0 or script.was_interrupted  # as a server ends
     if options is not None and ended_well:
-        recording = tune_recorded(recorder, script.name, search, places=False, calls=None).record
+        found = tune_recorded(recorder, script.name, search, places=False, calls=None, missed=missed)
+        recording = found.record
     else:
-        recording = _add_expectation(propose_sizes(recorder, recorder.to_record(script.name)), store)
+        recording = _add_expectation(propose_sizes(recorder, recorder.to_record(script.name), missed), store)
+    if failure:
+        recording = replace(recording, notes=(*recording.notes, failure))
     if options is not None and not ended_well:
         note = f"nothing was tuned, as the program ended with exit code {code}"
         recording = replace(recording, notes=(*recording.notes, note))
@@ -311,12 +255,12 @@ def _next_steps(
     if any(module.speedup for module in recording.modules):
         return step("runs it by these plans", "--apply")
     if "calls" not in options:
-        again = _list_words({**options, "fresh": False})  # the study is kept, as it goes on from there
+        again = list_words({**options, "fresh": False})  # the study is kept, as it goes on from there
         return step("if far more calls follow, as in a server", "--tune", *again, "--calls", "1e6")
     return ()
 
 
-def _apply(script: Script, store: str | None, report: Report) -> int:
+def _apply(script: Script, store: str | None, words: list[str], report: Report) -> int:
     from torchwise.report.recording import applied_document
     from torchwise.runtime.program.decisions import explain_eager, read_decisions, stays_as_written
 
@@ -339,5 +283,5 @@ def _apply(script: Script, store: str | None, report: Report) -> int:
     with StoredPlans(script.name, store) as plans:
         code = script.run()
     if os.getpid() == process:
-        report.show(applied_document(script.name, plans.list_calls(), plans.notes))
+        report_plans(script, plans, store, words, report)
     return code

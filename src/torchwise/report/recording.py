@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torchwise.records import format as show
 from torchwise.records.answer import Answer
+from torchwise.records.missed_calls import MissedKind
 from torchwise.records.recording import RecordedModule, Recording
 from torchwise.report import document as doc
 
@@ -108,7 +109,12 @@ def _inputs(module: RecordedModule) -> str:
 
 
 def applied_document(
-    program: str, placed: Iterable[tuple[str, str | None, int, Mapping[Any, int]]], notes: Iterable[str]
+    program: str,
+    placed: Iterable[tuple[str, str | None, int, Mapping[Any, int]]],
+    notes: Iterable[str],
+    missed: Sequence[tuple[str, MissedKind]] = (),
+    seconds: float = 0.0,
+    commands: tuple[doc.Step, ...] = (),
 ) -> doc.Document:
     """Return the report of a run by stored plans.
 
@@ -117,6 +123,9 @@ def applied_document(
         placed: for each module with a plan its name, the plan, the calls that the plan answered, and the calls that the
             original answered, by reason.
         notes: why other modules ran as written.
+        missed: the calls whose inputs no plan was verified on, by kinds, each with the name of its module.
+        seconds: wall-clock time of the run.
+        commands: commands that continue from it.
     """
     rows = []
     for name, plan, optimized, original in placed:
@@ -125,6 +134,20 @@ def applied_document(
     columns = (*doc.text_columns("module", "plan"), *doc.figure_columns("as written"), *doc.text_columns("because"))
     blocks: tuple[doc.Block, ...] = (
         *([doc.Table("Calls", (*columns, *doc.figure_columns("by the plan")), tuple(rows))] if rows else []),
+        *([_missed_table(missed, seconds)] if missed else []),
         *(doc.Text(show.one_line(note), "Note: ", doc.Tone.MUTED) for note in notes),
+        *([doc.Section("Next", (doc.Commands(commands),))] if commands else []),
     )
     return doc.Document(program, blocks, brand="Torchwise program")
+
+
+def _missed_table(missed: Sequence[tuple[str, MissedKind]], seconds: float) -> doc.Table:
+    columns = (*doc.text_columns("module", "inputs"), *doc.figure_columns("calls", "share"), *doc.text_columns("kept"))
+    rows = []
+    for name, kind in missed:
+        more = [kind.mode] * (kind.mode == "training") + [f"autocast {kind.autocast}"] * bool(kind.autocast)
+        inputs = f"{kind.inputs} ({', '.join(more)})" if more else kind.inputs
+        share = show.percent(min(kind.seconds / seconds, 1.0) if seconds else None)
+        kept = {"real": "as they were", "stand-in": "their statistics", "none": "no"}[kind.kept]
+        rows.append(doc.Row((name, inputs, show.count(round(kind.calls)), share, kept)))
+    return doc.Table("Inputs that no plan was tuned for", columns, tuple(rows), limit=MAX_ROWS, more="kinds of inputs")

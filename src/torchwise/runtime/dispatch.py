@@ -97,7 +97,7 @@ class Dispatcher(Served):
         self._last: Known | None = None  # for the last signature that a plan answered at length
         self._served: dict[Signature, None] = {}  # signatures that the plan has answered at any time
         self._verified = VerifiedInputs(decision.inputs, dynamic=decision.plan.shapes == "dynamic")
-        self._missed, self._learn = MissedInputs(self._verified), learn
+        self.missed, self._learn = MissedInputs(self._verified), learn
         self._writes = InputWrites(original, self._verified)
         self._circuits = PlanCircuits()
         self._lock = threading.Lock()
@@ -366,7 +366,7 @@ class Dispatcher(Served):
 
     def answer_unverified(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call on inputs that the plan was not verified on: by the original."""
-        missed, counts = self._missed, self.statistics
+        missed, counts = self.missed, self.statistics
         fallback = missed.note(key, args, kwargs, counts)
         learn = self._learn  # which another thread may take meanwhile
         if learn is not None and not self.is_frozen and self._fallbacks.are_too_many(missed.other_sizes, counts):
@@ -375,7 +375,7 @@ class Dispatcher(Served):
                 learn(missed.list_other_sizes())
             except Exception as error:  # there may be no thread for it, and a call fails for no search
                 logger.debug("torchwise: nothing is searched for other sizes", exc_info=error)
-        return self.answer_by_original(fallback, args, kwargs)
+        return missed.answer(self.answer_by_original, fallback, args, kwargs)
 
     def _may_share_memory(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether inputs share memory as verified, or where the call writes nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,7 @@ class MissedInputs:
     Attributes:
         other_sizes: calls whose inputs differ in nothing but sizes. Kinds that are not remembered count if all others
             do, as describing each anew would slow down every such call.
+        record: answers such calls in place of the original, which it gets as a function, or None.
     """
 
     def __init__(self, verified: VerifiedInputs) -> None:
@@ -48,6 +50,7 @@ class MissedInputs:
         self._first: Fallback | None = None
         self._are_sizes = True
         self.other_sizes = 0
+        self.record: Callable[..., Any] | None = None
 
     def note(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], statistics: Statistics) -> Fallback:
         """Count such a call. The fallback names the first such inputs, as one warning is enough."""
@@ -62,6 +65,14 @@ class MissedInputs:
         if self._first is None:
             self._first = Fallback(FallbackReason.INPUTS_NOT_VERIFIED, kind.difference if kind else "")
         return self._first
+
+    def answer(
+        self, by_original: Callable[..., Any], fallback: Fallback, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Answer such a call by the original, and have it recorded, if that was asked for."""
+        if self.record is None:
+            return by_original(fallback, args, kwargs)
+        return self.record(lambda *args, **kwargs: by_original(fallback, args, kwargs), args, kwargs)
 
     def list_other_sizes(self) -> tuple[Missed, ...]:
         """List the kinds that differ from verified inputs in nothing but sizes, while other threads may add some."""

@@ -6,7 +6,7 @@ A stand-in is kept as a tensor without memory (device "meta"), with its statisti
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 
@@ -28,6 +28,25 @@ class TensorStatistics:
     is_sorted: bool
     requires_grad: bool
 
+    def to_values(self) -> list[Any]:
+        """Return its fields as plain values, for a file."""
+        numbers = (self.low, self.high, self.mean.real, self.mean.imag, self.std)
+        return [str(self.device), *numbers, self.is_sorted, self.requires_grad]
+
+    @classmethod
+    def from_values(cls, values: Any) -> Self:
+        """Read the result of `to_values`.
+
+        Raises:
+            ValueError: it is no such list.
+            RuntimeError: it names no device.
+        """
+        kinds = (str, *(5 * [float]), bool, bool)
+        if not isinstance(values, list) or [*map(type, values)] != [*kinds]:
+            raise ValueError("its statistics are no list of a device, five numbers and two truth values")
+        device, low, high, real, imaginary, std, is_sorted, requires_grad = values
+        return cls(torch.device(device), low, high, complex(real, imaginary), std, is_sorted, requires_grad)
+
 
 def without_values(example: Example) -> Example:
     """Return the example with a tensor without memory, and with statistics, for each of its tensors."""
@@ -40,11 +59,21 @@ def with_values(example: Example, seed: int = 0) -> Example:
     return example.map_tensors(lambda tensor: _draw(tensor, generator))
 
 
+def read_statistics(tensor: torch.Tensor) -> TensorStatistics | None:
+    """Return the statistics of a stand-in, or None for any other tensor."""
+    return cast("TensorStatistics | None", getattr(tensor, _NAME, None))
+
+
+def write_statistics(tensor: torch.Tensor, statistics: TensorStatistics) -> None:
+    """Make a stand-in of a tensor without memory."""
+    vars_of: Any = tensor
+    setattr(vars_of, _NAME, statistics)
+
+
 def _measure(tensor: torch.Tensor) -> torch.Tensor:
     values = pytree.base_of(tensor.detach())
     stand_in = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    vars_of: Any = stand_in
-    setattr(vars_of, _NAME, _statistics_of(values, tensor))
+    write_statistics(stand_in, _statistics_of(values, tensor))
     return stand_in
 
 
@@ -52,7 +81,7 @@ def _statistics_of(values: torch.Tensor, tensor: torch.Tensor) -> TensorStatisti
     if values.is_complex():
         parts = torch.view_as_real(values.resolve_conj())
         mean = complex(values.mean().item())
-        return TensorStatistics(tensor.device, 0, 0, mean, float(parts.std()), False, tensor.requires_grad)
+        return TensorStatistics(tensor.device, 0.0, 0.0, mean, float(parts.std()), False, tensor.requires_grad)
     wide = values if values.dtype in (torch.float32, torch.float64, torch.int64) else values.to(torch.float32)
     low, high = (float(found) for found in wide.aminmax())
     is_integer = not values.is_floating_point()
@@ -63,7 +92,7 @@ def _statistics_of(values: torch.Tensor, tensor: torch.Tensor) -> TensorStatisti
 
 
 def _draw(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    found = cast("TensorStatistics | None", getattr(tensor, _NAME, None))
+    found = read_statistics(tensor)
     if found is None:
         return tensor
     shape, dtype = tensor.shape, tensor.dtype

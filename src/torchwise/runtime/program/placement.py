@@ -20,8 +20,10 @@ from torchwise.runtime.components.program import (
     restore,
     wrap_in_autocast,
 )
+from torchwise.runtime.dispatch import Dispatcher
 from torchwise.runtime.fallback_reason import Fallback, FallbackReason
 from torchwise.runtime.program.calls import device_type_of
+from torchwise.runtime.program.missed_recorder import MissedCallRecorder, Record
 from torchwise.runtime.program.recorder import original_of
 from torchwise.runtime.served import Served
 from torchwise.runtime.sizes_dispatch import SizesDispatcher
@@ -92,6 +94,7 @@ def place_decision(
     others: Decision | None = None,
     padded: VerifiedPadding | None = None,
     find_successor: Callable[[], Component | None] | None = None,
+    missed: MissedCallRecorder | None = None,
 ) -> Component | None:
     """Have the plan of a decision answer calls of a module or a recorded function, if it says more than eager.
 
@@ -103,6 +106,7 @@ def place_decision(
         others: the decision for calls of other sizes, whose plan has dynamic shapes.
         padded: the rule by which inputs are padded for the plan.
         find_successor: asked before each call of the plan's autocast for another component that answers from now on.
+        missed: records the calls that no plan was verified on, or None.
 
     Raises:
         InputError: the class of the module cannot be changed.
@@ -120,6 +124,10 @@ def place_decision(
         component.extend(lambda served: Buckets(served.original, [served.decision], padded))
     elif others is not None and others.plan.shapes == "dynamic":
         component.extend(lambda served: _answer_other_sizes(served, others, config))
+    if missed is not None:
+        autocast = None if config.autocast is None else getattr(torch, config.autocast)
+        record = missed.watch(thing, name, decision.structure, autocast)
+        component.extend(lambda served: _have_recorded(served, record))
     if isinstance(thing, torch.nn.Module):
         place(thing, component)
     else:
@@ -135,6 +143,14 @@ def _answer_other_sizes(served: Served, others: Decision, config: CompileConfig)
     effective = apply_stored_approvals(others, config.store)
     refused = Fallback(FallbackReason.PLAN_REFUSED, effective.refusal) if effective.refusal else None
     return SizesDispatcher(served.original, served.decision, effective.decision, served.refusal, refused)
+
+
+def _have_recorded(served: Served, record: Record) -> Served:
+    """Have the calls that no plan was verified on recorded, and return what answers as before."""
+    last = served.others if isinstance(served, SizesDispatcher) else served
+    if isinstance(last, Dispatcher):
+        last.missed.record = record
+    return served
 
 
 def take_away(thing: Any, component: Component) -> None:

@@ -142,6 +142,14 @@ class CallRecorder:
             end = None if begin is None else record_event(calls.live)
             kind.count(seconds, None if end is None else (begin, end))
 
+    def _autocast_of(self, thing: Any) -> torch.dtype | None:
+        """Return the dtype of the autocast that the program's call of a module is under, or None."""
+        return autocast_dtype(thing)
+
+    def _may_open(self, calls: Calls) -> bool:
+        """Whether the calls of a module's parts can be recorded in place of its own."""
+        return isinstance(calls.live, torch.nn.Module) and any(True for _ in calls.live.children())
+
     def _find(self, thing: Any) -> Calls | None:
         found = self._by_id.get(id(thing))
         if found is not None and found.live is thing:
@@ -192,7 +200,7 @@ class CallRecorder:
                 if not calls.kinds and calls.parameters >= 0:  # not before, as a trace would see it
                     calls.parameters = count_parameters(thing)
                 mode: Mode = "training" if _trains(thing, args, kwargs) else "inference"
-                autocast = autocast_dtype(thing)
+                autocast = self._autocast_of(thing)
                 key = (signature_of(args, kwargs), mode, getattr(thing, "training", False), autocast)
         finally:
             calls.looked_s += time.thread_time() - begun
@@ -227,8 +235,7 @@ class CallRecorder:
             calls.notes["inputs in objects were too large to keep"] = None
         except Exception as error:  # an input may be of any kind: it is named, and the program goes on
             calls.notes[f"some inputs cannot be copied ({show.truncate(str(error), 300)})"] = None
-            has_parts = isinstance(calls.live, torch.nn.Module) and any(True for _ in calls.live.children())
-            calls.is_open = has_parts and not any(kind.example for kind in calls.kinds.values())
+            calls.is_open = self._may_open(calls) and not any(kind.example for kind in calls.kinds.values())
         return None, "none"
 
 

@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 
 from torchwise.records.recording import Recording
+from torchwise.runtime.program.missed_files import Stored
 from torchwise.runtime.program.recorder import CallRecorder
 from torchwise.runtime.program.sizes import choose_mix
 from torchwise.runtime.program.tuned import TunedModule
@@ -14,9 +15,10 @@ from torchwise.runtime.program.tuning import find_reason_against, group_alike, m
 logger = logging.getLogger("torchwise")
 
 
-def propose_sizes(recorder: CallRecorder, recording: Recording) -> Recording:
+def propose_sizes(recorder: CallRecorder, recording: Recording, missed: Stored | None = None) -> Recording:
     """Return the recording with a note about each module whose inputs have several sizes.
 
+    `missed` are calls of earlier runs by plans that no plan was verified on. They count beside those of the recording.
     The choice is the one that `torchwise run --tune` makes on the same calls, by the same code. Modules that it would
     not tune have no note.
     """
@@ -27,16 +29,18 @@ def propose_sizes(recorder: CallRecorder, recording: Recording) -> Recording:
         if find_reason_against(group, recording, chosen) is not None:
             continue
         chosen.append(group)
-        if text := _propose(group):
+        if text := _propose(group, missed or {}):
             for one in (group, *group.alike):
                 record = records[one.record.name]
                 records[record.name] = replace(record, notes=(*record.notes, text))
     return replace(recording, modules=tuple(records[record.name] for record in recording.modules))
 
 
-def _propose(group: TunedModule) -> str:
+def _propose(group: TunedModule, missed: Stored) -> str:
     try:
-        return choose_mix(merge_group(group), None, pads=False).propose()  # a later run by stored plans pads nothing
+        calls, note = merge_group(group, missed)
+        text = choose_mix(calls, None, pads=False).propose()  # a later run by stored plans pads nothing
+        return "; ".join(filter(None, (note, text)))
     except Exception as error:  # no inputs were kept, or they are of any kind, and the report can do without this note
         logger.debug("torchwise: no choice of sizes for %s", group.record.name, exc_info=error)
         return ""

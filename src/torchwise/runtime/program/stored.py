@@ -11,8 +11,9 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import time
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -24,6 +25,8 @@ from torchwise.records import Decision
 from torchwise.runtime.components.component import Component
 from torchwise.runtime.monitored import find_in_place
 from torchwise.runtime.program.decisions import OTHER_SIZES, explain_eager, read_decisions, stays_as_written
+from torchwise.runtime.program.missed_calls import PlacedPlans
+from torchwise.runtime.program.missed_recorder import MissedCallRecorder
 from torchwise.runtime.program.placement import config_of, place_decision, take_away, workload_of
 from torchwise.runtime.program.recorder import autocast_dtype, original_of, watched_compile
 from torchwise.runtime.program.start_costs import MIN_TOLD_S, WaitingPlan, explain_loss, find_first_decision
@@ -83,6 +86,8 @@ class StoredPlans:
     Attributes:
         placed: the name of each module that was called first in its place, with its component.
         notes: why a tuned module runs as written.
+        missed: the calls that a plan in place was not verified on.
+        seconds: wall-clock time from the start to the end.
     """
 
     def __init__(self, program: str, store: str | None = None) -> None:
@@ -93,6 +98,9 @@ class StoredPlans:
         """
         self.placed: list[tuple[str, Component]] = []
         self.notes: dict[str, None] = {}
+        self.missed = MissedCallRecorder()
+        self.seconds = 0.0
+        self._begun = 0.0
         self._store = store
         self._seen: dict[int, _Seen] = {}
         self._decisions = read_decisions(program, store)
@@ -114,9 +122,11 @@ class StoredPlans:
         self._former = set_call_hook(CallHook(self._answer, self._classes))
         self._compile = torch.compile
         self._watched = torch.compile = watched_compile(torch.compile, self._is_planned)
+        self._begun = time.perf_counter()
         return self
 
     def __exit__(self, *_error: object) -> None:
+        self.seconds = time.perf_counter() - self._begun
         if torch.compile is self._watched:  # and not what a library has put in its place
             torch.compile = self._compile
         set_call_hook(self._former)
@@ -124,7 +134,7 @@ class StoredPlans:
         for name, waiting in self._waiting.items():
             if name not in in_use:  # by another module of the class
                 self.notes[waiting.explain(name)] = None
-        for (name, component), (_, found) in zip(self.placed, self._placed_for, strict=True):
+        for (name, component), (_, found) in self._pairs():
             if (loss := explain_loss(name, component.statistics, found.decision)) is not None:
                 self.notes[loss] = None
         for name in sorted(self._classes - self._called):
@@ -136,10 +146,19 @@ class StoredPlans:
         Calls before it was placed are among the others.
         """
         rows = []
-        for (name, component), (seen, found) in zip(self.placed, self._placed_for, strict=True):
+        for (name, component), (seen, found) in self._pairs():
             told = component.statistics
             rows.append((name, told.plan, told.optimized, {**seen.count_before(found), **told.original}))
         return rows
+
+    def list_placed(self) -> list[PlacedPlans]:
+        """List the decided plans of modules that ran by one, once for each structure of these."""
+        decided = [(name, one.later or one) for (name, _), (_, one) in self._pairs()]
+        found = [PlacedPlans(name, one.decision, one.others) for name, one in decided]
+        return list({plans.key: plans for plans in found}.values())
+
+    def _pairs(self) -> Iterator[tuple[tuple[str, Component], tuple[_Seen, WaitingPlan]]]:
+        return zip(self.placed, self._placed_for, strict=True)
 
     def _answer(self, thing: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         attributes = vars(thing)  # those of the twin, too, which a plan may call as a module
@@ -240,7 +259,14 @@ class StoredPlans:
         succeed = None if found.later is None else functools.partial(self._succeed, weakref.ref(thing), seen, found)
         try:
             component = place_decision(
-                thing, seen.name, found.decision, found.config, others=found.others, find_successor=succeed
+                thing,
+                seen.name,
+                found.decision,
+                found.config,
+                others=found.others,
+                find_successor=succeed,
+                # A later plan may have another one for these calls.
+                missed=None if found.later is not None and found.later.others is not None else self.missed,
             )
         except Exception as error:  # as above
             self._note_error(seen.name, error)

@@ -24,11 +24,13 @@ from torchwise.runtime.api import Study, make_request, search
 from torchwise.runtime.components.program import is_component
 from torchwise.runtime.program.calls import Calls, merge_calls
 from torchwise.runtime.program.decisions import OTHER_SIZES
+from torchwise.runtime.program.missed_calls import add_missed
+from torchwise.runtime.program.missed_files import Stored
 from torchwise.runtime.program.placement import config_of, place_decision, workload_of
 from torchwise.runtime.program.recorder import CallRecorder, original_of
 from torchwise.runtime.program.sizes import SizeMix, choose_mix, make_dynamic, select_alike
 from torchwise.runtime.program.start_costs import keep_caches
-from torchwise.runtime.program.stored import target_of
+from torchwise.runtime.program.stored import name_of, target_of
 from torchwise.runtime.program.tuned import OptimizedProgram, TunedModule, TunedProgram
 from torchwise.runtime.served import unwrap
 from torchwise.study import Caches, Request
@@ -111,11 +113,13 @@ def tune_recorded(
     *,
     places: bool = True,
     calls: float | None = DEFAULT_CALLS,
+    missed: Stored | None = None,
 ) -> TunedProgram:
     """Tune the modules that matter in a recording, and put their plans in place if `places`.
 
     A module that cannot be tuned stays as it is, and its record says why. `calls` are those of the module with the most
     time, unless the options name them, and the others get theirs in proportion. None stands for those of the recording.
+    `missed` are calls of earlier runs that no plan was verified on. They count beside those of the recording.
     """
     recording = recorder.to_record(program)
     records = {record.name: record for record in recording.modules}
@@ -135,7 +139,8 @@ def tune_recorded(
             continue
         try:
             own = {**options, "budget": budget}
-            _tune(module, program, own, scale, waits, places=places, as_recorded=calls is None)  # type: ignore[arg-type]
+            asked = {"places": places, "as_recorded": calls is None, "missed": missed or {}}
+            _tune(module, program, own, scale, waits, **asked)  # type: ignore[arg-type]
         except TorchwiseError as error:
             _note(module, f"not tuned: {error}")
         except Exception as error:  # a module may raise anything when it is described or copied: the others go on
@@ -175,9 +180,17 @@ def group_alike(modules: Sequence[TunedModule]) -> list[TunedModule]:
     return sorted(leaders.values(), key=lambda module: module.seconds, reverse=True)
 
 
-def merge_group(module: TunedModule) -> Calls:
-    """Return the calls of a module and of those that are like it, for which one plan is searched."""
-    return merge_calls([module.calls, *(one.calls for one in module.alike)])
+def merge_group(module: TunedModule, missed: Stored) -> tuple[Calls, str]:
+    """Return the calls of a module and of those that are like it, for which one plan is searched, and a note or "".
+
+    `missed` are calls of earlier runs. Those of such a module count beside the others, which the note then says.
+    """
+    calls, live = merge_calls([module.calls, *(one.calls for one in module.alike)]), module.calls.live
+    name = name_of(live)
+    if not any(name == other for other, _ in missed):
+        return calls, ""
+    workload = workload_of(live, config_of(live, select_alike(calls)[0][0].autocast))
+    return add_missed(calls, missed.get((name, structure(workload))))
 
 
 def _class_of(module: TunedModule) -> Hashable:
@@ -229,13 +242,14 @@ def _tune(
     *,
     places: bool,
     as_recorded: bool,
+    missed: Stored,
 ) -> None:
     """Tune a module, and add to `waits` the seconds of waiting that are no part of its budget, even if it raises."""
-    calls = merge_group(module)
-    live, store = module.calls.live, options.get("store")
+    live, store, sizes = module.calls.live, options.get("store"), options.get("sizes", "as-given")
+    calls, more = merge_group(module, {} if sizes == "fixed" else missed)
     config = config_of(live, select_alike(calls)[0][0].autocast, store)
     workload = workload_of(live, config)
-    mix = choose_mix(calls, workload, pads=places, sizes=options.get("sizes", "as-given"))
+    mix = choose_mix(calls, workload, pads=places, sizes=sizes)
     expected = max(round(scale * mix.calls), 1)
     of_others = round(scale * mix.others) or (0 if as_recorded else expected)
     options = {**options, "calls": expected, "mode": mix.kinds[0].mode}
@@ -264,7 +278,7 @@ def _tune(
         if one is not module:
             _note(one, f"it is like {module.record.name}, and has the same plan")
     reason = decision.reason if decision.plan.is_eager else ""
-    for note in filter(None, (mix.note, mix.describe(decision, others, failure), reason)):
+    for note in filter(None, (more, mix.note, mix.describe(decision, others, failure), reason)):
         _note(module, note)
 
 
