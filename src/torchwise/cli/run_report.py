@@ -1,4 +1,4 @@
-"""Reports of `torchwise run`: where they go, and what a run by plans leaves for the next search."""
+"""Reports of `torchwise run`: where they go, and the calls that a run by plans leaves for the next search."""
 
 from __future__ import annotations
 

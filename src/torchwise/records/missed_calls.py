@@ -38,7 +38,7 @@ class MissedKind:
 
     @property
     def identity(self) -> tuple[str, str, bool, str]:
-        """What tells it from other kinds."""
+        """The key that tells it from other kinds."""
         return self.form, self.mode, self.training, self.autocast
 
     @property
@@ -67,7 +67,7 @@ class MissedModule:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What tells it from other modules."""
+        """The key that tells it from other modules."""
         return self.name, self.structure
 
 

@@ -38,7 +38,7 @@ class PlacedPlans:
 
     @property
     def key(self) -> Key:
-        """What tells the modules from others."""
+        """The key that tells the modules from others."""
         return self.name, self.decision.structure
 
     def cover(self, form: str) -> bool:

@@ -38,9 +38,10 @@ class MissedCallRecorder(CallRecorder):
         self._process = os.getpid()
 
     def watch(self, thing: Any, name: str, structure: str, autocast: torch.dtype | None) -> Record:
-        """Return what records such calls of a module or function, whose plan answers under an autocast, or under none.
+        """Return a function that records such calls of a module or function.
 
-        The autocast around a call is off when the call comes here, as the plan contains it.
+        Its plan answers under an autocast, or under none. That around a call is off when the call comes here, as
+        the plan contains it.
         """
         reference = weakref.ref(thing)
         calls = self.modules.get((name, structure))

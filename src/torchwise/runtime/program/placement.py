@@ -146,7 +146,7 @@ def _answer_other_sizes(served: Served, others: Decision, config: CompileConfig)
 
 
 def _have_recorded(served: Served, record: Record) -> Served:
-    """Have the calls that no plan was verified on recorded, and return what answers as before."""
+    """Have the calls that no plan was verified on recorded, and return the object that answers as before."""
     last = served.others if isinstance(served, SizesDispatcher) else served
     if isinstance(last, Dispatcher):
         last.missed.record = record
