@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import threading
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from sketches import INDUCTOR, PASSED, an_inspection, make_measurement
 
 from torchwise.errors import BaselineError
@@ -21,6 +23,7 @@ from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Costs, Failure, FailureKind, Measurement, Study, StudyState, Trial, TrialState, codec
 from torchwise.records.listener import Listener
 from torchwise.records.trial import WAITING
+from torchwise.report import Progress
 from torchwise.store import Storage, open_storage
 from torchwise.study import Request, crew, lanes, run_study, search_loop
 from torchwise.study.crew import TURN, Crew
@@ -317,12 +320,14 @@ def test_a_trial_that_ran_out_of_memory_beside_others_is_repeated_alone(storage:
         elif len(shares) < 2:
             wait_for(lambda: machine.together == 3)
 
-    machine.hold, listener = hold, Notes()
-    study = search(storage, machine, listener)
+    machine.hold, log = hold, io.StringIO()
+    study = search(storage, machine, Progress(Console(file=log, width=200)))
     assert {trial.state for trial in study.trials} == {TrialState.COMPLETE}
     assert machine.list_tried().count(wide) == 2
     assert shares[1] > 2 * shares[0], "a lane has a third of the memory, and one that is alone has all"
-    assert "trial 1 ran out of memory beside others: from now on each runs alone" in listener.notes
+    assert "note: trial 1 ran out of memory beside others: from now on each runs alone" in log.getvalue()
+    assert "6 of about 6" in log.getvalue()
+    assert "of about 7" not in log.getvalue(), "a trial that begins again is counted once"
 
 
 def test_a_trial_that_needs_too_much_memory_alone_has_failed(storage: Storage) -> None:

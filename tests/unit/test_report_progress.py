@@ -142,6 +142,20 @@ def test_a_log_tells_how_long_it_may_take_and_how_many_trials_are_ahead() -> Non
     ]
 
 
+def test_a_trial_that_begins_again_is_counted_once() -> None:
+    """Trial 1 ran out of memory beside trials 0 and 2, and is repeated alone. Another search counts anew."""
+    file, clock = io.StringIO(), Clock()
+    with Progress(Console(file=file, width=80), clock=clock) as progress:
+        for number, ahead in ((0, 4), (1, 3), (2, 2), (1, 2), (3, 1)):
+            progress.expect_trials(ahead, 60)
+            progress.start_trial(number, a_plan(), "")
+        progress.start_search(900, 20)
+        progress.expect_trials(2, 60)
+        progress.start_trial(1, a_plan(), "")
+    told = [line.partition("; ")[2].partition(",")[0] for line in file.getvalue().splitlines()]
+    assert told == ["1 of about 4", "2 of about 4", "3 of about 4", "2 of about 4", "4 of about 4", "", "1 of about 2"]
+
+
 def test_a_terminal_counts_the_time_left_down() -> None:
     file, clock = io.StringIO(), Clock()
     console = Console(file=file, width=120, force_terminal=True, color_system=None, _environ={"TERM": "xterm"})

@@ -71,7 +71,8 @@ class Progress(Listener):
         self._tasks: dict[int, _Task] = {}
         self._leader = "eager leads"
         self._work: StepWork | None = None
-        self._trials_begun, self._ahead, self._end = 0, "", math.inf
+        self._places: dict[int, int] = {}  # of the trials begun so far, by number: one may begin again
+        self._ahead, self._end = (0, 0.0), math.inf
         self._eager_s = 0.0
 
     def __enter__(self) -> Self:
@@ -101,16 +102,14 @@ class Progress(Listener):
 
     def start_search(self, limit_s: float, max_trials: int | None) -> None:
         """Say how long the search may take."""
+        self._places.clear()  # each search numbers its trials from 0
         at_most = "" if math.isinf(limit_s) else f" and {show.tick(limit_s)}"
         trials = "" if max_trials is None else f"up to {show.pluralize(max_trials, 'trial')}{at_most}"
         self._say(f"the search takes {trials}, and ends sooner if nothing more can pay")
 
     def expect_trials(self, count: int, seconds: float) -> None:
         """Note how many trials are ahead, and for how long."""
-        self._trials_begun += 1
-        last = self._trials_begun + count - 1
-        self._end = self._clock() + seconds
-        self._ahead = f"; {self._trials_begun} of about {last}, about {show.tick(max(round(seconds), 1))} left"
+        self._ahead, self._end = (count, seconds), self._clock() + seconds
 
     def start_inspection(self) -> None:
         """Start profiling the original model."""
@@ -133,7 +132,11 @@ class Progress(Listener):
     def start_trial(self, number: int, plan: Plan, reason: str) -> None:
         """Start a trial."""
         because = f" ({show.one_line(reason)})" if reason else ""
-        self._begin(f"trial {number}: {show.one_line(str(plan))}", f"{because}{self._ahead}")
+        place = self._places.setdefault(number, len(self._places) + 1)
+        count, seconds = self._ahead
+        left = f", about {show.tick(max(round(seconds), 1))} left"
+        ahead = f"; {place} of about {len(self._places) + count - 1}{left}" if count else ""
+        self._begin(f"trial {number}: {show.one_line(str(plan))}", f"{because}{ahead}")
 
     def stage(self, name: str) -> None:
         """Enter a stage of the worker. A log has a line for it only after a long wait."""
