@@ -21,6 +21,7 @@ from torchwise.records.measurement import Measurement
 from torchwise.records.trial import with_repeat
 from torchwise.store import LeaseOwner, Storage
 from torchwise.study.caches import Caches, keep_heartbeat
+from torchwise.study.compile_limit import CompileLimit, find_compile_limit, read_compile_ratios
 from torchwise.study.crew import Crew
 from torchwise.study.decision import decide
 from torchwise.study.gain_model import GainModel, read_past
@@ -66,6 +67,7 @@ class SearchLoop:
         self._tried: set[Plan] = set()
         self._cold = self.request.cold
         self._why_not_cold = ""
+        self._compile_ratios: dict[str, float] | None = None
         self._sampler = self._choose_sampler()
 
     def run(self) -> Study:
@@ -120,7 +122,7 @@ class SearchLoop:
         if trial.plan in self._tried:
             return False
         is_compiling = trial.failure is not None and WorkerStage(trial.failure.stage).is_compiling
-        timeout_s = (self.request.compile_timeout_s if is_compiling else None) or math.inf
+        timeout_s = self._limit_compile(trial.plan, stored).seconds if is_compiling else math.inf
         limit_s = min(self._limit_s(stored), timeout_s)
         restarts = 1 if ended else self.request.workload.restarts
         return self._had_interference(trial) or has_ended_early(trial, self._bound(stored), limit_s, restarts)
@@ -139,6 +141,17 @@ class SearchLoop:
     def _limit_s(self, history: History, is_last: bool = False) -> float:
         own_s = self.request.trial_s + CALLS_PER_TRIAL * history.economics.baseline_s
         return max(own_s, self.budget.left_s) if is_last and self.request.limits_all else own_s
+
+    def _limit_compile(self, plan: Plan, history: History) -> CompileLimit:
+        """Return the limit of a plan's compile: that of the user, or one far beyond its predicted time."""
+        if self.request.compile_timeout_s is not None:
+            return CompileLimit(self.request.compile_timeout_s)
+        return find_compile_limit(plan, history, self.request.search_s, self._read_compile_ratios)
+
+    def _read_compile_ratios(self) -> dict[str, float]:
+        if self._compile_ratios is None:
+            self._compile_ratios = read_compile_ratios(self.storage, self.study_id, self.here)
+        return self._compile_ratios
 
     def _counts(self, plan: Plan) -> bool:
         """Return whether a plan may be decided for: its code is known, and the user's list, if any, has it."""
@@ -183,6 +196,8 @@ class SearchLoop:
             cache_dir=self.caches.new(trial.plan),
         )
         limits = self.request.make_limits(min(self._limit_s(history, math.isinf(limit_s)), limit_s))
+        compiling = self._limit_compile(trial.plan, history)
+        limits = replace(limits, compile_s=compiling.seconds, compile_note=compiling.note)
         if not self._crew.is_alone:  # of the memory that is free, each lane has its share
             limits = replace(limits, memory_bytes=limits.memory_bytes // len(self.lanes))
         if len(self.lanes) > 1:

@@ -247,7 +247,7 @@ class _Conversation:
         innermost = _INNERMOST.search(stacks)
         place = f", in {innermost['function']} ({innermost['file']}:{innermost['line']})" if innermost else ""
         if self._compile_deadline < self._deadline:
-            passed = f"passed the compile time-out of {self._limits.compile_s:g} s"
+            passed = f"passed the compile time-out of {self._limits.compile_s:g} s{self._limits.compile_note}"
         else:
             passed = f"passed its limit of {self._limits.time_s:.0f} s"
         return Failure(FailureKind.TIMED_OUT, self._stage, f"{passed}{place}", stacks)

@@ -22,6 +22,7 @@ class Limits:
         memory_bytes: resident memory, that of its children included.
         end_s: wall seconds after which it is ended in any case, its start and all its waits included.
         compile_s: wall seconds of one stage that compiles, without those in which it waits for others.
+        compile_note: where that limit comes from if the user gave none, for the message of a worker that it ends.
         stop: set if the search has stopped, with all its workers, or None if it never is. Only for workers here.
     """
 
@@ -29,6 +30,7 @@ class Limits:
     memory_bytes: int
     end_s: float = math.inf
     compile_s: float = math.inf
+    compile_note: str = ""
     stop: threading.Event | None = field(default=None, compare=False)
 
     @classmethod
