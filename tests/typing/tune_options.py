@@ -41,6 +41,7 @@ def accept_right_options(model: torch.nn.Module, step: TrainStep, x: torch.Tenso
         plans=[torchwise.Plan(backend="inductor")],
         memory_limit=1 << 30,
         latency_limit="20ms",
+        batch="best",
         store="here.db",
         fresh=True,
         cold=False,

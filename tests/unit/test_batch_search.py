@@ -37,6 +37,8 @@ from torchwise.records import (
 from torchwise.records.answer import Answer
 from torchwise.records.listener import Listener
 from torchwise.report.facts import command_line, describe_request
+from torchwise.report.study import next_steps
+from torchwise.runtime.program.tuning import check_options
 from torchwise.store import Storage, open_storage
 from torchwise.study import Request, run_study
 from torchwise.study.batch_search import SampleCheck
@@ -369,6 +371,85 @@ def test_reports_name_the_limit_and_the_command_leaves_the_batch_to_the_search(s
     assert "batch" not in command_line("tune", spec)
     assert not replace(spec, latency_limit=None).times_each_call
     assert spec.times_each_call, "a server waits for each call"
+
+
+@pytest.mark.parametrize(
+    ("speedup", "memory_limit", "expected"),
+    [(2.0, None, (INDUCTOR, 512)), (0.9, None, (EAGER, 512)), (2.0, 40 * 2**20, (INDUCTOR, 40))],
+    ids=["a faster plan", "no faster plan", "a limit of memory"],
+)
+def test_without_a_limit_of_latency_the_batch_grows_while_throughput_does(
+    storage: Storage, speedup: float, memory_limit: int | None, expected: tuple[Plan, int]
+) -> None:
+    class Measured(Server):
+        def run(self, job: Any, limits: Any, on_stage: Any) -> str | Failure:
+            answer = super().run(job, limits, on_stage)
+            batch = None if isinstance(job, SampleCheck) else job.batch or job.workload.batch
+            if batch is None or job.task != "try":
+                return answer
+            attempt = codec.from_json(answer, Attempt)
+            return codec.to_json(replace(attempt, costs=replace(attempt.costs, peak_memory=batch.size * 2**20)))
+
+    server = Measured(speedup)
+    options = TuneOptions(objective="throughput", batch="best", memory_limit=memory_limit, calls=10**7)
+    study = run_study(Request.from_options(options, "zoo:any", "cpu"), storage, server, Listener())
+    assert batch_of(study) == expected
+    assert study.decision is not None
+    if memory_limit is None:  # the two sizes after 256 gain 3 % together
+        assert server.sizes("try", EAGER)[:11] == [2**power for power in range(11)]
+        assert max(server.sizes("try", EAGER)) == 1024
+    assert re.search(r" A call of batch \d+ takes [\d.]+ ms, [\d,]+ samples a second\.$", study.decision.reason)
+    assert f"for throughput at batch {expected[1]}" in str(describe_request(study.workload, "Net"))
+    assert "--objective throughput" in command_line("tune", study.workload)
+    assert "--batch best" in command_line("tune", study.workload)
+    again = Measured(speedup)
+    request = Request.from_options(options, "zoo:any", "cpu")
+    assert batch_of(run_study(request, storage, again, Listener())) == expected
+    assert again.ran == [("inspect", EAGER, expected[1])], "a stored decision is found"
+
+
+def test_a_batch_as_given_is_kept_and_the_report_says_how_to_find_one(storage: Storage) -> None:
+    class Given(Server):
+        def run(self, job: Any, limits: Any, on_stage: Any) -> str | Failure:
+            assert (job.batch, job.workload.batch) == (None, None)
+            given = replace(job, workload=replace(job.workload, batch=BatchDim(0, 4)))
+            return super().run(given, limits, on_stage)
+
+    options = TuneOptions(objective="throughput", calls=10**7)
+    study = run_study(Request.from_options(options, "zoo:any", "cpu"), storage, Given(), Listener())
+    assert study.workload.batch is None
+    (step,) = [step for step in next_steps(study) if "batch" in step.command]
+    assert {"--objective throughput", "--batch best"} == {*re.findall("--(?:objective|batch) [a-z]+", step.command)}
+    assert step.purpose == "also finds the batch size of most samples per second, instead of this one alone"
+    for changes in ({"objective": "latency"}, {"mode": "training"}, {"batch": BatchDim(0, 8)}, {"sizes": "varying"}):
+        other = replace(study, workload=replace(study.workload, **changes))  # type: ignore[arg-type]
+        assert not any("--batch best" in s.command and "finds" in s.purpose for s in next_steps(other))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"batch": "largest"}, "batch is 'largest', but must be one of as-given, best"),
+        ({"objective": "latency"}, "batch is 'best' with objective 'latency', but only throughput tells"),
+        ({"mode": "training"}, "batch is 'best' with mode 'training', but a step learns otherwise"),
+        ({"sizes": "varying"}, "sizes is 'varying', but must be 'as-given' or 'fixed' with batch 'best'"),
+    ],
+)
+def test_a_batch_that_cannot_be_found_is_refused(options: dict[str, Any], said: str) -> None:
+    given = TuneOptions(**{"objective": "throughput", "batch": "best", **options})
+    with pytest.raises(InputError, match=said):
+        Request.from_options(given, "zoo:any", "cpu")
+
+
+def test_a_sweep_finds_batches_too() -> None:
+    task = Task("zoo:any", "cpu", objective="throughput", batch="best")
+    assert task.request().finds_batch
+    assert "--batch=best" in task.arguments()
+
+
+def test_the_batches_of_a_program_are_its_own() -> None:
+    with pytest.raises(InputError, match="batch is given, but the recorded calls show it"):
+        check_options({"objective": "throughput", "batch": "best"})
 
 
 def test_sizes_of_a_model_that_draws_are_verified_by_distribution(storage: Storage) -> None:

@@ -32,6 +32,14 @@ LatencyLimit = Annotated[
         show_default="none",
     ),
 ]
+Batch = Annotated[
+    str,
+    typer.Option(
+        help="With objective throughput: as-given (the batch size of the inputs, if there is no --latency-limit), or "
+        "best (find the batch size of most samples per second within memory, together with the plan).",
+        autocompletion=opt.complete("as-given", "best"),
+    ),
+]
 TuneMode = Annotated[
     str,
     typer.Option(
@@ -58,6 +66,7 @@ def tune(
     objective: opt.Objective = "latency",
     memory_limit: MemoryLimit = None,
     latency_limit: LatencyLimit = None,
+    batch: Batch = "as-given",
     sizes: opt.Sizes = "as-given",
     tolerance: opt.Tolerance = None,
     metric: opt.Metric = None,
@@ -99,6 +108,7 @@ def tune(
         budget=budget,
         memory_limit=memory_limit,
         latency_limit=latency_limit,
+        batch=batch,
         input_sizes=sizes,
         tolerance=tolerance,
         metric=metric,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Mode = Literal["inference", "training"]
 Objective = Literal["latency", "throughput", "memory"]
+Batch = Literal["as-given", "best"]
 Device = Literal["cpu", "cuda"]
 Sizes = Literal["as-given", "varying", "fixed"]
 
@@ -284,6 +285,7 @@ class OptionKeywords(TypedDict, total=False):
     plans: Iterable[Plan] | None
     memory_limit: int | str | None
     latency_limit: float | str | None
+    batch: Batch
     tolerance: float | None
     metric: str | None
     require: Iterable[Property | PropertyName]
@@ -328,6 +330,8 @@ class TuneOptions:
         memory_limit: maximum peak memory of a call, besides weights, optimizer state and inputs: bytes, or "2GB".
         latency_limit: seconds, or a text such as "20ms", within which a batching server answers a request. With it,
             objective "throughput" finds batch size and plan together.
+        batch: "best" with objective "throughput" finds the batch size of most samples per second together with the
+            plan. "as-given" keeps that of the examples, unless there is a latency limit.
         sizes: the sizes of inputs to come: "as-given", "varying" or "fixed".
         tolerance: relative error that numbers of fewer bits and other operators may cause, with allow "quantized" or
             "substituted". None stands for `DEFAULT_TOLERANCE` with "quantized", and permits no other operators.
@@ -355,6 +359,7 @@ class TuneOptions:
     plans: Iterable[Plan] | None = None
     memory_limit: int | str | None = None
     latency_limit: float | str | None = None
+    batch: str = "as-given"
     sizes: str = "as-given"
     tolerance: float | None = None
     metric: str | None = None

@@ -67,7 +67,8 @@ def describe_request(spec: WorkloadSpec, subject: str, *more: str) -> doc.Text:
     scale = f"{show.pluralize(spec.calls, 'call')} and {show.pluralize(spec.restarts, 'start')}"
     aim = f"for {spec.objective}"
     if spec.latency_limit is not None:
-        aim += f" within {show.seconds(spec.latency_limit)}" + (f" at batch {spec.batch.size}" if spec.batch else "")
+        aim += f" within {show.seconds(spec.latency_limit)}"
+    aim += f" at batch {spec.batch.size}" if spec.batch else ""
     sizes = () if spec.sizes == "as-given" else (f"{spec.sizes} sizes",)
     required = (f"only {' and '.join(spec.require)}",) if spec.require else ()
     words = (subject, f"{spec.mode} on {spec.device}", aim, *sizes, *required, scale, *more, *_name_rule(spec))
@@ -182,6 +183,7 @@ OPTION_COMMANDS = {
     "seed": ("tune", "analyze", "bisect"),
     "memory_limit": ("tune",),
     "latency_limit": ("tune",),
+    "batch": ("tune",),
     "sizes": ("tune",),
     "tolerance": ("tune",),
     "metric": ("tune",),
@@ -206,7 +208,9 @@ def options(spec: WorkloadSpec, allow: str = Numerics.SAME_PRECISION) -> dict[st
     defaults = {field.name: field.default for field in fields(spec)} | {"allow": Numerics.SAME_PRECISION}
     defaults |= {"target": spec.target, "device": None}  # always named, as its default depends on the machine
     values = {**asdict(spec), "allow": str(allow), "require": tuple(map(str, spec.require))}
-    del values["batch"], values["varying"]  # which the search finds
+    del values["varying"]  # which the search finds
+    is_found = spec.batch is not None and spec.objective == "throughput" and spec.latency_limit is None
+    values["batch"] = "best" if is_found else None
     return {name: value for name, value in values.items() if value != defaults[name]}
 
 

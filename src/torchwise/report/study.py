@@ -293,6 +293,10 @@ def next_steps(
         breaks = first_graph_break(study.trials)
         lists = "lists every graph break with its fix" if breaks else "names the causes why compiled code is not faster"
         steps.append(doc.Step(why, lists))
+    if _may_find_batch(study):
+        command = command_line("tune", spec, "--batch", "best", *effort, allow=study.allow, store=store)
+        best = 'torchwise.tune(..., batch="best")' if live else command
+        steps.append(doc.Step(best, "also finds the batch size of most samples per second, instead of this one alone"))
     if decision and not decision.plan.is_eager:
         applied = doc.Step("fast = torchwise.apply(model, study.decision)", "runs the model with the decided plan")
         shown = doc.Step(
@@ -303,6 +307,13 @@ def next_steps(
         page = f"torchwise report {named} --html report.html"
         steps.append(doc.Step(page, "writes a page with plots, and a command for each trial"))
     return steps
+
+
+def _may_find_batch(study: Study) -> bool:
+    """Whether throughput was asked for, and the batch size was that of the inputs."""
+    spec = study.workload
+    is_given = spec.batch is None and spec.latency_limit is None and spec.sizes != "varying"
+    return spec.objective == "throughput" and spec.mode == "inference" and is_given
 
 
 def _may_be_lowered(study: Study) -> bool:

@@ -15,15 +15,7 @@ from torchwise.keywords import checked_keywords
 from torchwise.plan import Numerics, Plan
 from torchwise.plan.effort import EffortName
 from torchwise.plan.requirements import Property, PropertyName
-from torchwise.plan.workload_spec import (
-    DEFAULT_CALLS,
-    Device,
-    Mode,
-    NumericsName,
-    Objective,
-    Sizes,
-    TuneOptions,
-)
+from torchwise.plan.workload_spec import DEFAULT_CALLS, Batch, Device, Mode, NumericsName, Objective, Sizes, TuneOptions
 from torchwise.random_state import kept_random
 from torchwise.records import Decision, Trial
 from torchwise.records import Study as StudyRecord
@@ -118,6 +110,7 @@ def tune(
     plans: Iterable[Plan] | None = None,
     memory_limit: int | str | None = None,
     latency_limit: float | str | None = None,
+    batch: Batch = "as-given",
     sizes: Sizes = "as-given",
     tolerance: float | None = None,
     metric: str | None = None,
@@ -159,6 +152,7 @@ def tune(
             as "2GB" or "2GiB". Plans that need more are not chosen.
         latency_limit: seconds, or a text such as "20ms", within which a batching server answers a request. With it,
             objective "throughput" finds batch size and plan together, on the first example. `serve_batched` uses both.
+        batch: "best" with objective "throughput" finds, without a limit, the size of most samples per second in memory.
         sizes: the sizes of inputs to come. "as-given" expects those of the examples. "varying" expects others, too: it
             verifies and times the plans at sizes made from the examples, and rules out plans of one size. The
             dimensions that vary are those that inputs are marked with for `torch.compile` (`mark_dynamic`), or those in
@@ -203,6 +197,7 @@ def tune(
         plans=plans,
         memory_limit=memory_limit,
         latency_limit=latency_limit,
+        batch=batch,
         sizes=sizes,
         tolerance=tolerance,
         metric=metric,

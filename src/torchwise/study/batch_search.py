@@ -1,10 +1,10 @@
-"""Find a batch size: the one that a plan runs best at, and batch size and plan together under a limit of latency."""
+"""Find a batch size: the one that a plan runs best at, and batch size and plan together, also under a latency limit."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from torchwise.environment import Environment
@@ -26,6 +26,10 @@ from torchwise.trial.error_origin import make_budget_error
 REFINEMENTS = 2
 """Sizes tried between the largest that fitted and the smallest that did not, each halfway."""
 MAX_BATCH = 65_536
+FLAT, MIN_GAIN = 2, 1.05
+"""Without a limit, the doubling ends after so many sizes in a row that gain less than this factor in throughput."""
+ALIKE = 1.02
+"""Sizes whose throughput differs by less than this factor are as good: the smallest of them needs least memory."""
 MAX_ROUNDS = 3
 """Searches for a plan at one batch size. Each is followed by a search for the batch size of its plan."""
 
@@ -48,6 +52,7 @@ def fit_sizes(
     *,
     tell: Callable[[str], None] = lambda _: None,
     is_over: Callable[[], bool] = lambda: False,
+    ends_flat: bool = False,
 ) -> BatchFit:
     """Try the plan of a study at doubling batch sizes until one fails or passes a limit, and then between.
 
@@ -58,6 +63,7 @@ def fit_sizes(
         largest: no larger one is tried.
         tell: called with each size and its result.
         is_over: whether the time for sizes is spent, so that no further one is tried.
+        ends_flat: whether the doubling also ends where throughput hardly grows any more.
     """
     tried: dict[int, SizeTried] = {}
     unsure: set[int] = set()
@@ -70,7 +76,7 @@ def fit_sizes(
         return not tried[size].problem
 
     size, good, bad = start, 0, 0
-    while size <= largest and not bad and not (tried and is_over()):
+    while size <= largest and not bad and not (tried and is_over()) and not (ends_flat and _is_flat(tried)):
         if is_good(size):
             good = size
         elif size not in unsure:
@@ -84,6 +90,12 @@ def fit_sizes(
     spec = study.job.workload
     found = tuple(tried[size] for size in sorted(tried))
     return BatchFit(spec.target, study.job.plan, found, spec.memory_limit, spec.latency_limit)
+
+
+def _is_flat(tried: Mapping[int, SizeTried]) -> bool:
+    """Whether the last sizes have hardly more throughput than those before. A single one may be an outlier."""
+    rates = [one.samples_per_s or 0.0 for _, one in sorted(tried.items())]
+    return len(rates) > FLAT and max(rates[-FLAT:]) < MIN_GAIN * max(rates[:-FLAT])
 
 
 def _try_size(study: PlanStudy, size: int) -> tuple[SizeTried, bool]:
@@ -224,18 +236,31 @@ class _BatchSearch:
         study = PlanStudy(job, self.launcher, self.request.trial_s, self._budget.spent.stage, compile_s)
         until_s = self._budget.now_s + min(self._budget.left_s, self.request.search_s) / 2  # the rest is for plans
         found = fit_sizes(
-            study, start, MAX_BATCH, tell=self.listener.note, is_over=lambda: self._budget.now_s > until_s
+            study,
+            start,
+            MAX_BATCH,
+            tell=self.listener.note,
+            is_over=lambda: self._budget.now_s > until_s,
+            ends_flat=job.workload.latency_limit is None,
         )
         first = found.tried[0]
         if plan.is_eager and first.samples_per_s is None and self._budget.is_spent:
             raise BudgetError(f"{self._budget}, and no batch size is tried. Give a larger budget")
         if plan.is_eager and first.samples_per_s is None:
             raise InputError(f"a batch size is wanted, but batch {first.size} fails: {first.problem}")
-        if found.best and len(found.tried) > 1:
-            best = next(one for one in found.tried if one.size == found.best)
+        best = _choose_size(found)
+        if best is not None and len(found.tried) > 1:
             gain = best.samples_per_s / first.samples_per_s if best.samples_per_s and first.samples_per_s else None
             self.listener.note(f"batch {best.size} is best: {best}, {ratio(gain)} that of batch {first.size}")
-        return found.best or start
+        return start if best is None else best.size
+
+
+def _choose_size(found: BatchFit) -> SizeTried | None:
+    """Return the size of most samples per second, or without a limit of latency the smallest that is as good."""
+    fitting = [one for one in found.tried if not one.problem and one.samples_per_s]
+    most = max((one.samples_per_s or 0.0 for one in fitting), default=0.0)
+    least = most if found.latency_limit is not None else most / ALIKE
+    return next((one for one in fitting if (one.samples_per_s or 0.0) >= least), None)
 
 
 def _samples_per_s(study: Study) -> float:

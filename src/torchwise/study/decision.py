@@ -178,18 +178,20 @@ def _compare_with_closest(chosen: Trial, history: History) -> str:
 
 
 def _describe_batch(history: History, plan: Plan) -> str:
-    """Say what a call takes at the batch size that was chosen under a limit of latency, and its samples per second."""
+    """Say what a call takes at the batch size that was chosen, and its samples per second."""
     batch, limit_s = history.workload.batch, history.workload.latency_limit
-    if batch is None or limit_s is None:
+    if batch is None:
         return ""
     trial = history.find_trial(plan)
     timed = trial if trial and trial.measurement else None
     call_s = history.economics.seconds_per_call(timed) if timed else history.baseline_time
     rate = call_s.inverse.times(batch.size)
+    text = f" A call of batch {batch.size} takes {time(call_s)}, {span(rate)} samples a second."
+    if limit_s is None:
+        return text
     return (
-        f" A call of batch {batch.size} takes {time(call_s)}, {span(rate)} samples a second. The limit of "
-        f"{seconds(limit_s)} leaves {seconds(history.workload.call_limit_s)}, as a request may wait for the batch "
-        "before its own."
+        f"{text} The limit of {seconds(limit_s)} leaves {seconds(history.workload.call_limit_s)}, as a request may "
+        "wait for the batch before its own."
     )
 
 

@@ -12,6 +12,7 @@ from torchwise.environment import Environment
 from torchwise.errors import InputError, UnsupportedError, is_count, is_positive
 from torchwise.parsing import to_bytes, to_seconds
 from torchwise.plan import Numerics, Plan, Trait, check_is_plan
+from torchwise.plan.batch_choice import check_batch
 from torchwise.plan.effort import EFFORTS, check_effort
 from torchwise.plan.requirements import read_properties
 from torchwise.plan.space import numerics_of
@@ -57,6 +58,8 @@ class Request:
         fullgraph: whether a model that PyTorch cannot capture as one graph is refused before the search.
         workers: how many plans are tried at once at the most, or None for as many as cores and memory let (`lanes.py`).
         begun: the time by `time.monotonic` from which `budget_s` counts, or None for the start of the study.
+        finds_batch: whether the batch size of most samples per second is found together with the plan. With a limit of
+            latency, it is found anyway.
         successor: returns the plan that another search within this budget is to try once this one has found a plan, or
             None for no other search. The seconds that it needs are kept for it.
     """
@@ -80,6 +83,7 @@ class Request:
     fullgraph: bool = False
     workers: int | None = 1
     begun: float | None = field(default=None, compare=False)
+    finds_batch: bool = False
     successor: Callable[[Plan], Plan] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -135,6 +139,7 @@ class Request:
             require=read_properties(options.require),
             latency_limit=None if options.latency_limit is None else to_seconds(options.latency_limit, "latency limit"),
         )
+        check_batch(options.batch, workload)
         return cls(
             workload,
             Numerics.of(options.allow),
@@ -147,6 +152,7 @@ class Request:
             compile_timeout_s=options.compile_timeout,
             iterations=options.iterations,
             fullgraph=options.fullgraph,
+            finds_batch=options.batch == "best",
             workers=options.workers,
             begun=begun,
         )

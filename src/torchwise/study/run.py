@@ -39,8 +39,9 @@ def run_study(
 ) -> Study:
     """Tune: inspect, try candidates until nothing more is worth it, decide, and store everything.
 
-    With a limit of latency, batch size and plan are found together. A study of the same workload, machine and rules is
-    continued. If nothing more is worth trying for the requested calls, the decision comes from the stored trials.
+    With a limit of latency, or if the request says so, batch size and plan are found together. A study of the same
+    workload, machine and rules is continued. If nothing more is worth trying for the requested calls, the decision
+    comes from the stored trials.
 
     Args:
         here: the environment of the measurements if the launcher's workers run elsewhere, or None for this machine.
@@ -56,7 +57,8 @@ def run_study(
     run = partial(
         _run_study, storage=storage, launcher=launcher, listener=listener, here=here, is_local=is_local, caches=caches
     )
-    if request.workload.latency_limit is not None and request.workload.batch is None:
+    finds_batch = request.finds_batch or request.workload.latency_limit is not None
+    if finds_batch and request.workload.batch is None:
         return search_batch(request, storage, launcher, listener, here, run)
     return run(request)
 

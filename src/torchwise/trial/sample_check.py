@@ -25,7 +25,7 @@ def check_samples(order: DerivedJob, stage: Callable[[str], None]) -> bool:
         BaselineError: the model raises on its own inputs.
     """
     workload = load(order.job)
-    refuse_step(workload, "a search for a batch size under a latency limit")
+    refuse_step(workload, "a search for batch size and plan together")
     stage(WorkerStage.VERIFY)
     try:
         return _verify(workload, order.job.effort.noise_s)

@@ -100,7 +100,7 @@ def check_options(options: ProgramKeywords) -> None:
     Raises:
         InputError: there is one.
     """
-    if given := [name for name in ("examples", "mode") if name in options]:
+    if given := [name for name in ("examples", "mode", "batch") if name in options]:
         raise InputError(f"{given[0]} is given, but the recorded calls show it: leave it out")
     Request.from_options(_split(options)[0], f"{LIVE}program", "cpu")
 

@@ -33,6 +33,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     budget: float | None = None
     memory_limit: float | str | None = None
     latency_limit: float | str | None = None
+    batch: str = "as-given"
     input_sizes: str = "as-given"
     tolerance: float | None = None
     metric: str | None = None
@@ -48,7 +49,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 AS_THEY_ARE = (
-    *("calls", "restarts", "allow", "effort", "budget", "objective", "latency_limit", "mode", "cold", "wait"),
+    *("calls", "restarts", "allow", "effort", "budget", "objective", "latency_limit", "batch", "mode", "cold", "wait"),
     *("compile_timeout", "iterations", "fullgraph", "tolerance", "metric", "require", "workers"),
 )
 """Options that a manifest writes as Python does. A plan is text. A limit of memory without a unit is in GiB.
