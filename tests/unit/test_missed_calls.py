@@ -52,10 +52,11 @@ torch.manual_seed(0)
 net = Net().eval()
 with torch.no_grad():
     for word in sys.argv[1:]:
-        x = torch.full((int(word.strip("fo")), 4), 0.5)
+        x = torch.full((int(word.strip("foa")), 4), 0.5)
         given = x.double() if "f" in word else Rows(x) if "o" in word else x
-        for _ in range(5):
-            out = net(given)
+        with torch.autocast("cpu", torch.bfloat16, enabled="a" in word):
+            for _ in range(5):
+                out = net(given)
         print(round(float(out.sum()), 3))
 """
 
@@ -328,6 +329,21 @@ def test_an_autocast_is_that_around_the_programs_call() -> None:
     record(net, (torch.ones(2, 4),), {})
     ((kind,),) = [calls.kinds for calls in list_missed(missed).values()]
     assert (kind.kind.autocast, kind.kind.calls) == ("bfloat16", 1)
+
+
+def test_calls_under_an_autocast_are_tuned_for_under_it(run: Callable[..., str], searches: Searches) -> None:
+    run("--tune", "3a")
+    assert "float32[7, 4] (autocast bfloat16)" in " ".join(run("--apply", "7a").split())
+    run("--tune", "3a")
+    assert weights_of(searches) == {3: 5, 7: 5}
+
+
+def test_inputs_that_cannot_be_copied_are_counted_as_those_of_the_module_itself() -> None:
+    net, missed = torch.nn.Sequential(torch.nn.Linear(4, 4)), MissedCallRecorder()
+    record = missed.watch(net, "Sequential", "s", None)
+    record(lambda x, items: net(x), (torch.ones(2, 4), (n for n in range(3))), {})
+    ((kind,),) = [calls.kinds for calls in list_missed(missed).values()]
+    assert (kind.kind.inputs, kind.kind.kept) == ("float32[2, 4], generator", "none")
 
 
 def test_a_module_that_is_gone_or_a_forked_process_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,14 +229,18 @@ def check_requirements(inspection: Inspection) -> None:
             )
 
 
+class NotRandomError(InputError):
+    """Distributions of outputs are to be compared, but the model draws no random numbers."""
+
+
 def check_metric(spec: WorkloadSpec, inspection: Inspection) -> None:
     """Refuse to compare distributions of outputs for a model whose outputs do not vary.
 
     Raises:
-        InputError: saying what to give in its place.
+        NotRandomError: saying what to give in its place.
     """
     if spec.metric == DISTRIBUTION and Trait.STOCHASTIC not in inspection.traits:
-        raise InputError(
+        raise NotRandomError(
             f"metric is '{DISTRIBUTION}', but the model draws no random numbers, so that its outputs do not vary: give "
             "--tolerance (tolerance), such as 0.01, for their error, or with it --metric (metric) file.py:function"
         )

@@ -35,6 +35,7 @@ from torchwise.runtime.program.tuned import OptimizedProgram, TunedModule, Tuned
 from torchwise.runtime.served import unwrap
 from torchwise.study import Caches, Request
 from torchwise.study.history import History
+from torchwise.study.request import NotRandomError
 from torchwise.workload import Example
 from torchwise.workload.identity import structure
 
@@ -278,7 +279,7 @@ def _tune(
         if one is not module:
             _note(one, f"it is like {module.record.name}, and has the same plan")
     reason = decision.reason if decision.plan.is_eager else ""
-    for note in filter(None, (more, mix.note, mix.describe(decision, others, failure), reason)):
+    for note in filter(None, (more, searches.note, mix.note, mix.describe(decision, others, failure), reason)):
         _note(module, note)
 
 
@@ -289,6 +290,7 @@ class _Searches:
         self, workload: Any, options: ProgramKeywords, examples: tuple[Example, ...], waits: list[float]
     ) -> None:
         self._workload, self._options, self._examples, self._waits = workload, options, examples, waits
+        self.note = ""
         budget = options.get("budget")
         self._end = None if budget is None else time.monotonic() + budget - sum(waits)
 
@@ -312,12 +314,10 @@ class _Searches:
             return study, None, NO_OTHERS
         if study.record.inspection.takes_other_sizes is False:
             return study, None, NO_SIZES
-        left_s = None if self._end is None else self._end + sum(self._waits) - time.monotonic()
-        left: dict[str, Any] = {} if left_s is None else {"budget": max(left_s, MIN_BUDGET_S)}
         found = study.record
         history = History(found.workload, found.inspection, found.trials)
         dynamic = history.refine(make_dynamic(study.decision.plan))
-        changed: dict[str, Any] = {"calls": of_others, "plans": [dynamic], **left}
+        changed: dict[str, Any] = {"calls": of_others, "plans": [dynamic], **self._find_left_budget()}
         try:  # verified and timed at sizes that nobody gave
             return study, self._run(name + OTHER_SIZES, **{**OF_ALL_SIZES, **changed}).decision, ""
         except TorchwiseError as error:  # the first plan holds all the same
@@ -327,7 +327,26 @@ class _Searches:
     def _allowed(self) -> Numerics:
         return Numerics.of(self._options.get("allow", Numerics.SAME_PRECISION))
 
+    def _find_left_budget(self) -> dict[str, Any]:
+        """Return the budget that is left for one more search, as an option, if there is one."""
+        if self._end is None:
+            return {}
+        return {"budget": max(self._end + sum(self._waits) - time.monotonic(), MIN_BUDGET_S)}
+
     def _run(self, name: str, successor: Callable[[Plan], Plan] | None = None, **changed: Any) -> Study:
+        """Search for a plan. A module without random numbers is compared by value, also where others are by metric.
+
+        Its distribution is a point. No tolerance says how far other operators may move that, so it gets none of these.
+        """
+        try:
+            return self._search(name, successor, **changed)
+        except NotRandomError:
+            self.note = "it draws no random numbers, so its outputs are compared by value instead of by distribution"
+            allowed = min(self._allowed, Numerics.LOWER_PRECISION, key=lambda level: level.rank)
+            self._options = {**self._options, "metric": None, "allow": allowed}
+            return self._search(name, successor, **{**changed, **self._find_left_budget()})
+
+    def _search(self, name: str, successor: Callable[[Plan], Plan] | None, **changed: Any) -> Study:
         options, store, progress = _split({**self._options, **changed})  # type: ignore[typeddict-item]
         request, sent = make_request(self._workload, None, None, self._examples, options, name)
         request = replace(request, successor=successor)
