@@ -173,6 +173,25 @@ def particles(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     return x, v
 
 
+def many_particles(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Steps of so many particles that a program goes along all places, and a mask that depends on no input."""
+    itself = torch.eye(len(x), device=x.device)
+    for _ in range(2):
+        difference = x[:, None, :] - x[None, :, :]
+        squared = (difference * difference).sum(-1) + itself
+        v = v + 0.001 * ((1 / (squared + 0.5))[..., None] * difference).sum(1)
+        x = x + 0.1 * v
+    return x, v
+
+
+def attend(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights of all pairs, by their distances: the sums read the largest of each row."""
+    difference = x[:, None, :] - y[None, :, :]
+    scores = -(difference * difference).mean(-1)
+    weights = torch.exp(scores - scores.amax(1, keepdim=True))
+    return (weights[..., None] * y).sum(1) / weights.sum(1, keepdim=True), scores.amin(1)
+
+
 CASES: dict[str, Case] = {
     "perceptron": Case(
         perceptron, lambda g: (draw(g, 50, 20), draw(g, 32, 20, scale=0.2), draw(g, 32), draw(g, 5, 32), draw(g, 5))
@@ -220,6 +239,10 @@ CASES: dict[str, Case] = {
     "PINN": Case(pinn, lambda g: (draw(g, 40, 1), draw(g, 1, 20), draw(g, 20, 1))),
     "distances": Case(distances, lambda g: (draw(g, 20, 3),)),
     "particles": Case(particles, lambda g: (draw(g, 24, 3), draw(g, 24, 3)), kernels=3, tolerance=1e-5),
+    "many particles": Case(
+        many_particles, lambda g: (draw(g, 300, 3), draw(g, 300, 3)), loops=1, kernels=2, tolerance=1e-5
+    ),
+    "pairs": Case(attend, lambda g: (draw(g, 40, 3), draw(g, 512, 3)), loops=2),
 }
 
 

@@ -302,6 +302,50 @@ def test_rows_that_are_read_as_columns_go_through_memory(kernels: Kernels) -> No
     assert len(kernels) == 3
 
 
+def test_what_depends_on_no_input_is_computed_by_each_kernel(kernels: Kernels) -> None:
+    case = CASES["many particles"]
+    inputs = case.inputs(torch.Generator().manual_seed(0))
+    check(compile_call(case.call, *inputs), case, inputs)
+    shapes = [shape for kernel in kernels for shape, _, _ in (*kernel._wanted, *kernel._outputs)]
+    assert (300, 300) not in shapes
+    assert {len(kernel._wanted) for kernel in kernels} <= {2, 3, 4}
+
+
+@pytest.mark.parametrize("most", [128, 512])
+def test_parts_of_an_axis_may_be_of_any_width(most: int, kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES["many particles"]
+    inputs = case.inputs(torch.Generator().manual_seed(0))
+    monkeypatch.setattr(launch, "list_forms", lambda *_, **__: [Form(16, 4, most, "ieee")])
+    check(compile_call(case.call, *inputs), case, inputs)
+    assert f"range(0, 300, {most})" in kernels[0]._write(most, True).source
+
+
+def test_a_wide_tensor_that_is_also_written_is_not_computed_in_parts(kernels: Kernels) -> None:
+    def call(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        pairs = torch.tanh(x[:, None] * y)
+        return pairs, pairs.sum(1)
+
+    inputs = tuple(draw(torch.Generator().manual_seed(n), size) for n, size in enumerate((20, 300)))
+    check(compile_call(call, *inputs), Case(call, lambda _: ()), inputs)
+    assert "    for " not in kernels.source
+
+
+MIXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "a variance": lambda x, y: torch.var(x[:, None] * y, 1),
+    "a softmax": lambda x, y: (torch.softmax(x[:, None] * y, 1) * y).sum(1),
+    "equal numbers": lambda x, y: (x[:, None] * 2).expand(20, 300).sum(1) + torch.tanh(y[:20]),
+    "both axes": lambda x, y: torch.sin(x[:, None, None] * y[:, None] + y[:7]).amax((1, 2)),
+    "a part": lambda x, y: torch.sin((x[:, None] * y)[:, 3:290]).sum(1),
+    "integers": lambda x, y: ((x[:, None] < y) * torch.arange(300)).sum(1),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_reductions_of_many_numbers(name: str) -> None:
+    inputs = tuple(draw(torch.Generator().manual_seed(n), size) for n, size in enumerate((20, 300)))
+    check(compile_call(MIXED[name], *inputs), Case(MIXED[name], lambda _: (), tolerance=1e-5), inputs)
+
+
 def test_bits_of_another_type_are_read_by_pytorch() -> None:
     def call(x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(x) * 2 + x.view(torch.int32).float().sigmoid()
@@ -387,6 +431,15 @@ def test_many_rows_are_cut_into_larger_blocks(rows: int, block: int) -> None:
 def test_more_weights_have_more_threads() -> None:
     warps = [min(form.warps for form in list_forms(Work(4096, 64, n), allows_tf32=False)) for n in (1, 10**5, 10**6)]
     assert warps == [4, 8, 16]
+
+
+@pytest.mark.parametrize(("rows", "block"), [(2048, 2), (200, 1), (40, 1)])
+def test_programs_that_go_along_an_axis_fill_all_processors(rows: int, block: int) -> None:
+    forms = list_forms(Work(rows, 6000, passed=2000), allows_tf32=False)
+    assert forms[0].block == block
+    assert {form.block for form in forms} >= {1, 4, 16}
+    wide = list_forms(Work(rows, 64 * 2000, passed=2000), allows_tf32=False)
+    assert all(form.block * 64 * form.most <= 64 * 32 * form.warps for form in wide if form.most > 16)
 
 
 @pytest.mark.parametrize("width", [1, 64, 512, 1 << 14])

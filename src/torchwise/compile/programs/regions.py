@@ -32,6 +32,8 @@ MAX_PASSES = 40
 """Times that regions are made anew without the operators whose kernels could not be made."""
 PARTS = ("split", "split_with_sizes", "unbind")
 """Operators whose outputs are several parts of the same memory."""
+COPIED = "torchwise_copied"
+"""Set in `meta` of an operator that has no input, and is computed in the region of those that read it."""
 FREE = {"getitem", CHECK, *VIEWS}
 """Operators that compute nothing."""
 
@@ -67,6 +69,9 @@ class Target(Protocol):
     def split(self, nodes: list[Node]) -> list[list[Node]]:
         """Return the nodes between which no other operator must run as the nodes of several regions."""
 
+    def copy_constants(self, graph: torch.fx.Graph, regions: Sequence[Region]) -> bool:
+        """Have regions compute what they would read of others, if that is faster. Return whether the graph changed."""
+
     def lower(self, region: Region) -> list[tuple[Node, str]]:
         """Make the code of a region. Return the nodes that have none, and why."""
 
@@ -76,7 +81,6 @@ def find_regions(graph: torch.fx.Graph, target: Target) -> tuple[list[Region], d
     if len(graph.nodes) > MAX_NODES:
         raise UnsupportedError(f"it has {len(graph.nodes)} operators, and regions have at most {MAX_NODES}")
     refused: dict[Node, str] = {}
-    order = {node: place for place, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         if node.op == "call_function" and (reason := target.find_refusal(node)) is not None:
             refused[node] = reason
@@ -87,6 +91,7 @@ def find_regions(graph: torch.fx.Graph, target: Target) -> tuple[list[Region], d
             refused |= dict.fromkeys((node, *_list_views(node)), "an output has gaps in its memory")
     for _ in range(MAX_PASSES):
         levels = _find_levels(graph, refused)
+        order = {node: place for place, node in enumerate(graph.nodes)}
         by_level: dict[int, list[Node]] = defaultdict(list)
         for node in graph.nodes:
             if node.op == "call_function" and node not in refused:
@@ -94,6 +99,8 @@ def find_regions(graph: torch.fx.Graph, target: Target) -> tuple[list[Region], d
         regions = [Region(nodes) for level in sorted(by_level) for nodes in target.split(by_level[level])]
         for region in regions:
             _find_borders(region, order)
+        if target.copy_constants(graph, regions):
+            continue
         failed = [found for region in regions for found in target.lower(region)]
         if not failed and not _lay_out_outputs(graph, regions):
             return regions, levels, refused
@@ -161,6 +168,10 @@ class CpuTarget:
         """Return all nodes as one region."""
         return [nodes]
 
+    def copy_constants(self, graph: torch.fx.Graph, regions: Sequence[Region]) -> bool:  # noqa: ARG002
+        """Leave the graph as it is."""
+        return False
+
     def lower(self, region: Region) -> list[tuple[Node, str]]:
         """Make the kernels of a region."""
         return _lower_region(region)
@@ -210,6 +221,10 @@ def _find_levels(graph: torch.fx.Graph, refused: dict[Node, str]) -> dict[Node, 
             levels[node] = least if least % 2 else least + 1
             if _is_impure(node):
                 last_impure = levels[node]
+    for node in reversed(graph.nodes):
+        if COPIED in node.meta and node not in refused:
+            least = min(levels[user] for user in node.users if user.op != "output")
+            levels[node] = least - least % 2
     return levels
 
 

@@ -50,12 +50,14 @@ class Work:
         width: numbers of a row of its widest tensor.
         weights: numbers of the matrices of its products, a loop's once, or 0 without products.
         repeated_bytes: bytes of the matrices of a loop. Matrix units have them in shared memory throughout the loop.
+        passed: points of the longest axis that a program goes along, or 0 if none does.
     """
 
     rows: int
     width: int = 1
     weights: int = 0
     repeated_bytes: int = 0
+    passed: int = 0
 
 
 def list_forms(work: Work, *, allows_tf32: bool) -> list[Form]:
@@ -65,6 +67,8 @@ def list_forms(work: Work, *, allows_tf32: bool) -> list[Form]:
         work: what it does.
         allows_tf32: whether float32 may be rounded before products.
     """
+    if work.passed and not work.weights:
+        return _list_passing(work)
     if not work.weights:
         pairs = ((128, 4), (256, 4), (32, 4), (512, 8), (8, 4), (16, 4), (32, 1))
         return list(dict.fromkeys(_fit_registers(block, warps, work.width) for block, warps in pairs))
@@ -88,6 +92,18 @@ def list_forms(work: Work, *, allows_tf32: bool) -> list[Form]:
         if copies * work.repeated_bytes <= SHARED and (block < 2 * work.rows or block == 16)
     ]
     return [*few, *dict.fromkeys(dots)] or [Form(1, warps, 128, "ieee")]
+
+
+def _list_passing(work: Work) -> list[Form]:
+    """Return the forms of programs that go along an axis, first those with more programs than processors."""
+    sizes = ((2, 2, 128), (4, 4, 128), (1, 1, 256), (2, 4, 256), (4, 8, 256), (1, 4, 1024), (8, 8, 256), (16, 8, 256))
+    forms = list[Form]()
+    for block, warps, most in sizes:
+        numbers = block * max(work.width // work.passed, 1)  # of each point of the axis
+        while most > 16 and most * numbers > MAX_HELD * 32 * warps:
+            most //= 2
+        forms.append(Form(block, warps, most, "ieee"))
+    return sorted(dict.fromkeys(forms), key=lambda form: form.block > 1 and work.rows < MANY_PROGRAMS * form.block)
 
 
 def _fit_registers(block: int, warps: int, width: int) -> Form:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,7 @@ from torchwise.compile.programs.gpu.labels import DRAWS, PARTS
 from torchwise.compile.programs.gpu.loops import Loop
 from torchwise.compile.programs.gpu.lowering import Lowering, key_of
 from torchwise.compile.programs.gpu.operators import lower, lower_parts
+from torchwise.compile.programs.gpu.passes import Passes, write_pass
 from torchwise.compile.programs.gpu.program import Program, tell_node
 from torchwise.compile.programs.gpu.tiles import TYPES, Tile, Tiles, Value, list_wide
 from torchwise.compile.programs.lowering import name_of
@@ -87,9 +89,11 @@ class Writer:
         Raises:
             UnsupportedError: an operator has arguments of another kind.
         """
-        for part in self._program.parts:
+        for number, part in enumerate(self._program.parts):
             if isinstance(part, Loop):
                 self._write_loop(part)
+            elif number in self._program.passes:
+                self._write_passes(self._program.passes[number])
             else:
                 for node in part:
                     self._lower(node, {}, {})
@@ -188,6 +192,20 @@ class Writer:
         return Value(self._labels.dims(node), view.dtype, replace(view, offset=view.offset - step), step)
 
     # Loops
+
+    def _write_passes(self, passes: Passes) -> None:
+        """Write the passes along an axis, and the operators around them."""
+        for stage in passes.stages:
+            for node in stage.before:
+                self._lower(node, {}, {})
+            with tell_node(stage.reductions[0]):
+                lower_one = functools.partial(self._lower, steps={}, tables={})
+                found = write_pass(self._lowering, passes.axis, stage, self._labels.dims, self._read, lower_one)
+            for node in stage.inside:
+                del self._values[node]
+            self._values |= found
+        for node in passes.after:
+            self._lower(node, {}, {})
 
     def _write_loop(self, loop: Loop) -> None:
         """Write the second body, which reads the first as each one reads the one before it."""

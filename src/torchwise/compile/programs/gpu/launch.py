@@ -66,7 +66,8 @@ class Kernel:
         self._launch: Launch | None = None
         self._texts: dict[tuple[int, bool], KernelText] = {}
         first = self._write(64, True)  # refuses what has no code, before any call
-        self.work = Work(first.rows, program.width, *program.count_weights())
+        passed = max((program.labels.axes.size(one.axis) for one in program.passes.values()), default=0)
+        self.work = Work(first.rows, program.width, *program.count_weights(), passed)
 
     def bind(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a callable, which has `original` answer calls whose inputs lie otherwise in memory."""

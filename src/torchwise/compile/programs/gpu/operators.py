@@ -191,7 +191,7 @@ def _arange(made: Lowering, node: Node, dims: Dims, given: dict[str, Any]) -> Va
     for point in tiles.points(result.features):
         if result.features:
             segment = point[result.features[0]]
-            place = f"({segment.start} + {tiles.range(segment)})" if segment.width > 1 else str(segment.start)
+            place = f"({tiles.start(segment)} + {tiles.range(segment)})" if segment.width > 1 else str(segment.start)
             wide = (segment,) if segment.width > 1 else ()
             if not wide:
                 place = f"tl.full([], {place}, tl.int64)"

@@ -12,6 +12,7 @@ import torch
 from torchwise.compile.programs.gpu.axes import Axis, Dim
 from torchwise.compile.programs.gpu.labels import MOVED, PARTS, POINTWISE, Labels
 from torchwise.compile.programs.gpu.loops import Loop, find_loops
+from torchwise.compile.programs.gpu.passes import Passes, find_passes
 from torchwise.compile.programs.gpu.tiles import TYPES
 from torchwise.compile.programs.lowering import name_of, shape_of
 from torchwise.compile.programs.operators import VIEWS, find_view
@@ -90,6 +91,7 @@ class Program:
         parameters: the names of inputs and outputs.
         hidden: operators that only join values to an output.
         width: numbers of a row of its widest tensor.
+        passes: those of its parts along an axis, by the numbers of the parts.
     """
 
     parts: list[list[Node] | Loop]
@@ -101,6 +103,7 @@ class Program:
     parameters: list[str]
     hidden: set[Node]
     width: int
+    passes: dict[int, Passes]
 
     def count_weights(self) -> tuple[int, int]:
         """Return the numbers of the matrices of all products, a loop's once, and the bytes of those of loops."""
@@ -156,7 +159,8 @@ def prepare(nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Nod
     names = [memory[node].buffer.name for node in inputs] + list(dict.fromkeys(one.view.buffer.name for one in stored))
     tensors = [labels.dims(node) for node in computed if not _has_parts(node)]
     width = max(math.prod(map(labels.axes.size, labels.axes.list_features(dims))) for dims in tensors)
-    return Program(parts, memory, labels, stored, rows, multiplied, names, hidden, width)
+    passes = find_passes(parts, labels, [labels.dims(one.node) for one in stored], multiplied)
+    return Program(parts, memory, labels, stored, rows, multiplied, names, hidden, width, passes)
 
 
 def _list_products(parts: Sequence[list[Node] | Loop]) -> Iterator[tuple[Node, list[Node]]]:

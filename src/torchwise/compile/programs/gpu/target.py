@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 
+from torchwise.compile.programs.gpu.constants import copy_constants
 from torchwise.compile.programs.gpu.labels import MAX_MATRIX, has_rule
 from torchwise.compile.programs.gpu.launch import Kernel
 from torchwise.compile.programs.gpu.parts import take_parts_first
@@ -70,6 +72,10 @@ class GpuTarget:
         for node in nodes:
             found.setdefault(find(node), []).append(node)
         return list(found.values())
+
+    def copy_constants(self, graph: torch.fx.Graph, regions: Sequence[Region]) -> bool:
+        """Have regions compute what depends on no input. Return whether the graph changed."""
+        return copy_constants(graph, regions)
 
     def lower(self, region: Region) -> list[tuple[Node, str]]:
         """Make the kernel of a region."""

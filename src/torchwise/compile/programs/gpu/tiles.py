@@ -88,6 +88,7 @@ class Tiles:
         self._loaded: dict[tuple[object, ...], Tile] = {}
         self.indent = 0
         self.loop: str | None = None
+        self._passed: dict[Axis, str] = {}
 
     # Points
 
@@ -121,9 +122,12 @@ class Tiles:
 
     # Text
 
-    def write(self, line: str) -> None:
-        """Add a line."""
-        self.lines.append("    " * (1 + self.indent) + line)
+    def write(self, line: str, place: int | None = None) -> None:
+        """Add a line, or put it before the one of a number, outside of loops."""
+        if place is None:
+            self.lines.append("    " * (1 + self.indent) + line)
+        else:
+            self.lines.insert(place, "    " + line)
 
     def name(self, prefix: str = "v") -> str:
         """Return a new name."""
@@ -141,15 +145,23 @@ class Tiles:
 
     def spread(self, tile: Tile, has_rows: bool, wide: Sequence[Segment]) -> str:
         """Return a tile's text with the dimensions and sizes of another one."""
-        sizes = (["BLOCK"] if has_rows else []) + [str(self.padded(one)) for one in wide]
+        sizes = self.list_sizes(has_rows, wide)
         if (tile.has_rows, tile.wide) == (has_rows, tuple(wide)) or not sizes:
             return tile.name
         return f"tl.broadcast_to({self.align(tile, has_rows, wide)}, [{', '.join(sizes)}])"
 
     def spread_text(self, text: str, has_rows: bool, wide: Sequence[Segment]) -> str:
         """Return an expression, which may broadcast, with the sizes of a tile."""
-        sizes = (["BLOCK"] if has_rows else []) + [str(self.padded(one)) for one in wide]
+        sizes = self.list_sizes(has_rows, wide)
         return f"tl.broadcast_to({text}, [{', '.join(sizes)}])" if sizes else f"tl.full([], {text}, tl.int32)"
+
+    def list_sizes(self, has_rows: bool, wide: Sequence[Segment]) -> list[str]:
+        """Return the sizes of a tile's dimensions."""
+        return (["BLOCK"] if has_rows else []) + [str(self.padded(one)) for one in wide]
+
+    def start(self, segment: Segment) -> str:
+        """Return the first point of a part."""
+        return self._passed.get(segment.axis, str(segment.start))
 
     def range(self, segment: Segment) -> str:
         """Return the variable with the points of a wide part, counted from its beginning."""
@@ -159,6 +171,8 @@ class Tiles:
 
     def inside(self, segment: Segment) -> str | None:
         """Return the variable with whether a point of a tile is inside of a part, or None if all are."""
+        if segment.axis in self._passed:
+            return f"m{self._passed[segment.axis]}" if self.axes.size(segment.axis) % segment.width else None
         if segment.width == 1 or self.padded(segment) == segment.width:
             return None
         name = f"m{self.padded(segment)}_{segment.width}"
@@ -220,6 +234,8 @@ class Tiles:
                 else:
                     segment = point[axis]
                     constant += segment.start * stride
+                    if axis in self._passed:
+                        terms.append(f"{self._passed[axis]} * {stride}")
                     if segment.width > 1:
                         text = _subscript(self.range(segment), False, (segment,), has_rows, wide)
                         terms.append(f"{text} * {stride}")
@@ -268,6 +284,24 @@ class Tiles:
         """End a loop."""
         self._loaded = kept
         self.indent -= 1
+
+    def begin_pass(self, axis: Axis) -> dict[tuple[object, ...], Tile]:
+        """Begin a loop over the parts of an axis, all of one width. Return what `end_pass` needs."""
+        size = self.axes.size(axis)
+        width = min(self._most, 1 << (size - 1).bit_length())
+        segment = Segment(axis, 0, 0, width)
+        name, self._segments[axis] = self.name("j"), [segment]
+        self.write(f"for {name} in range(0, {size}, {width}):")
+        kept = self.begin_scope()
+        self._passed[axis] = name
+        if (mask := self.inside(segment)) is not None:
+            self.write(f"{mask} = {name} + {self.range(segment)} < {size}")
+        return kept
+
+    def end_pass(self, axis: Axis, kept: dict[tuple[object, ...], Tile]) -> None:
+        """End a loop over the parts of an axis."""
+        del self._passed[axis]
+        self.end_scope(kept)
 
 
 def list_wide(point: Point) -> tuple[Segment, ...]:
