@@ -8,6 +8,8 @@ torch = pytest.importorskip("torch")
 
 from row_cases import CASES, check  # noqa: E402
 from torchwise.compile import compile_plan  # noqa: E402
+from torchwise.compile.programs.gpu import launch  # noqa: E402
+from torchwise.compile.programs.gpu.forms import Form  # noqa: E402
 from torchwise.compile.programs.gpu.launch import Kernel  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
 from torchwise.workload import Example  # noqa: E402
@@ -29,3 +31,37 @@ def test_a_program_is_few_kernels_with_eagers_answer(name: str, capture: str, mo
         for _ in range(3):
             check(call, case, inputs)
     assert len(made) == case.kernels
+
+
+@pytest.mark.parametrize("capture", ["none", "call"])
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize(("cluster", "warps"), [(8, 8), (16, 4)])
+def test_a_cluster_shares_the_products_of_few_rows(
+    cluster: int, warps: int, rows: int, capture: str, monkeypatch, tmp_path
+) -> None:
+    def multiply(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = torch.tanh(torch.nn.functional.linear(x, weight)) + 0.5 * x
+        for _ in range(6):  # one product, whose answers have two places
+            x = torch.sin(torch.nn.functional.linear(x, weights[0]))
+        return x
+
+    launched = []
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(
+        launch, "list_forms", lambda *_, **__: [Form(8 if rows > 1 else 1, warps, 128, "ieee", cluster)]
+    )
+    launch_cluster = launch.launch_cluster
+    monkeypatch.setattr(launch, "launch_cluster", lambda *given: launched.append(given[1]) or launch_cluster(*given))
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(200, 200, generator=generator).div(12).cuda() for _ in range(5)]
+    inputs = torch.randn(rows, 200, generator=generator).cuda(), *weights
+    plan = Plan(backend="row_programs", capture=capture)
+    with torch.no_grad():
+        call = compile_plan(multiply, plan, Example(inputs), device="cuda", mode="inference").call
+        wanted = multiply(*(one.double() for one in inputs))
+        for _ in range(50):  # one that does not wait for another would read old numbers at times
+            assert (call(*inputs) - wanted).abs().max() < 1e-4
+            inputs[0].mul_(-1)
+            wanted = multiply(*(one.double() for one in inputs))
+    assert set(launched) == {cluster}

@@ -14,6 +14,7 @@ import torch
 from row_calls import compile_call
 from row_cases import CASES
 from torchwise.compile import programs
+from torchwise.compile.programs.gpu import shares
 from torchwise.compile.programs.gpu.forms import Form, list_forms
 from torchwise.compile.programs.gpu.launch import Kernel
 from torchwise.compile.programs.gpu.target import GpuTarget
@@ -62,11 +63,11 @@ def choose_form(kernel: Kernel) -> Form:
 
 def describe(kernel: Kernel, form: Form) -> dict[str, Any]:
     """Return a kernel for the compiler."""
-    text = kernel._write(form.most, form.uses_dot)
+    text = kernel._write(form.most, form.uses_dot, form.cluster)
     types = [TYPES[dtype] for _, _, dtype in (*kernel._wanted, *kernel._outputs)]
     return {
         "source": text.source,
-        "types": [*types, *["*fp64"] * len(text.tables), *["*i64"] * bool(text.draws)],
+        "types": [*types, *["*fp64"] * len(text.tables), *["*i64"] * bool(text.draws), *["*fp32"] * bool(text.work)],
         "block": form.block,
         "warps": form.warps,
         "precision": form.precision,
@@ -77,6 +78,15 @@ def describe(kernel: Kernel, form: Form) -> dict[str, Any]:
 def test_kernels_of_small_programs_compile(names: tuple[str, ...], tmp_path: Path) -> None:
     cases = [(CASES[name].call, CASES[name].inputs(torch.Generator().manual_seed(0))) for name in names]
     compile_kernels([one for call, inputs in cases for one in write_kernels(call, inputs)], tmp_path)
+
+
+def test_kernels_of_clusters_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.choose_form", lambda _: Form(4, 4, 128, "ieee", 8))
+    monkeypatch.setattr(shares, "MIN_SHARED", 1)
+    inputs = CASES["neural ODE"].inputs(torch.Generator().manual_seed(0))
+    (one,) = write_kernels(CASES["neural ODE"].call, (inputs[0][:3].clone(), *inputs[1:]))
+    assert "barrier.cluster" in one["source"]
+    compile_kernels([one], tmp_path)
 
 
 def carry_signs(x: torch.Tensor) -> torch.Tensor:

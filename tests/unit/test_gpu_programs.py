@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch.nn.functional import embedding, layer_norm, linear
 
+from gpu_clusters import run_clusters
 from gpu_kernels import Kernels, use_kernels
 from row_calls import compile_call
 from row_cases import CASES, Case, check, draw
-from torchwise.compile.programs.gpu import launch, program
+from torchwise.compile.programs.gpu import launch, program, shares
+from torchwise.compile.programs.gpu.clusters import launch_cluster
 from torchwise.compile.programs.gpu.forms import SHARED, Form, Work, list_forms
 from torchwise.compile.programs.gpu.launch import load_kernel
 from torchwise.errors import UnsupportedError
@@ -255,8 +257,12 @@ def test_a_large_matrix_is_left_to_its_library(kernels: Kernels) -> None:
     assert len(kernels) == 2, "before and after the product"
 
 
-def test_products_of_many_weights_are_kernels_of_their_own(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "MAX_WEIGHTS", 2 * 64)
+@pytest.mark.parametrize("limits", [{"MAX_WEIGHTS": 2 * 64}, {"MAX_MANY_WEIGHTS": 2 * 64, "MANY_ROWS": 8}])
+def test_products_of_many_weights_are_kernels_of_their_own(
+    limits: dict[str, int], kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, limit in limits.items():
+        monkeypatch.setattr(program, name, limit)
     x, weights = (draw(torch.Generator().manual_seed(n), *size) for n, size in enumerate(((9, 8), (5, 8, 8))))
 
     def call(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -346,6 +352,49 @@ def test_reductions_of_many_numbers(name: str) -> None:
     check(compile_call(MIXED[name], *inputs), Case(MIXED[name], lambda _: (), tolerance=1e-5), inputs)
 
 
+@pytest.mark.parametrize(("name", "rows"), [("one row", 1), ("perceptron", 3), ("neural ODE", 2), ("block", 2)])
+def test_a_cluster_shares_the_columns_of_products(
+    name: str, rows: int, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, clusters = CASES[name], run_clusters(monkeypatch)
+    monkeypatch.setattr(shares, "MIN_SHARED", 8 * 20)
+    inputs = case.inputs(torch.Generator().manual_seed(0))
+    inputs = (inputs[0][:rows].clone(), *inputs[1:])
+    block = 1 << (rows - 1).bit_length()
+    monkeypatch.setattr(launch, "list_forms", lambda *_, **__: [Form(block, 4, 16, "ieee", 4)])
+    check(compile_call(case.call, *inputs), case, inputs)
+    assert set(clusters) == {4}
+    source = kernels[0]._write(16, False, 4).source
+    assert source.count("    meet(part)") == {"neural ODE": 8, "block": 3}.get(name, 2)
+
+
+def test_a_loop_of_one_product_has_two_places_that_a_cluster_shares(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(5):
+            x = torch.tanh(linear(x, w)) + 0.1 * x
+        return x
+
+    clusters = run_clusters(monkeypatch)
+    monkeypatch.setattr(shares, "MIN_SHARED", 1)
+    monkeypatch.setattr(launch, "list_forms", lambda *_, **__: [Form(2, 4, 16, "ieee", 2)])
+    inputs = draw(torch.Generator().manual_seed(0), 2, 24), draw(torch.Generator().manual_seed(1), 24, 24) / 5
+    check(compile_call(call, *inputs), Case(call, lambda _: ()), inputs)
+    text = kernels[0]._write(16, False, 2)
+    assert set(clusters) == {2}
+    assert text.work == 2 * 24
+
+
+def test_a_cluster_that_triton_does_not_know_is_refused() -> None:
+    class Function:
+        def warmup(self, *_: Any, **__: Any) -> object:
+            return object()
+
+    with pytest.raises(UnsupportedError, match="size of a cluster"):
+        launch_cluster(Function(), 8, (1, 1, 1), (), {}, {})
+
+
 def test_bits_of_another_type_are_read_by_pytorch() -> None:
     def call(x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(x) * 2 + x.view(torch.int32).float().sigmoid()
@@ -431,6 +480,26 @@ def test_many_rows_are_cut_into_larger_blocks(rows: int, block: int) -> None:
 def test_more_weights_have_more_threads() -> None:
     warps = [min(form.warps for form in list_forms(Work(4096, 64, n), allows_tf32=False)) for n in (1, 10**5, 10**6)]
     assert warps == [4, 8, 16]
+
+
+def test_few_rows_may_be_multiplied_by_a_cluster() -> None:
+    def list_clusters(rows: int, weights: int = 1 << 17) -> set[tuple[int, int]]:
+        forms = list_forms(Work(rows, 256, weights), allows_tf32=False)
+        assert forms[0].cluster == 1, "which all devices have"
+        return {(form.block, form.cluster) for form in forms if form.cluster > 1}
+
+    assert list_clusters(1) == {(1, 8), (1, 16)}
+    assert list_clusters(5) == {(8, 8), (8, 16)}
+    assert not list_clusters(17)
+    assert not list_clusters(1, 1 << 10)
+
+
+def test_forms_whose_code_is_long_are_left_out() -> None:
+    short = list_forms(Work(8, 256, 1 << 15), allows_tf32=False)
+    long = list_forms(Work(8, 256, 1 << 19), allows_tf32=False)
+    assert {form.block for form in short} >= {1, 4, 16}
+    assert all(form.block <= 2 or form.cluster > 1 for form in long)
+    assert list_forms(Work(1, 256, 1 << 24), allows_tf32=False), "one is left"
 
 
 @pytest.mark.parametrize(("rows", "block"), [(2048, 2), (200, 1), (40, 1)])

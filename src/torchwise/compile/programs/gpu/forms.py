@@ -11,6 +11,10 @@ MAX_HELD = 64
 MAX_MULTIPLIED = 512
 """Numbers of matrices, for each thread, from which on more threads are better. All of them are unrolled, and a long
 kernel compiles for a minute or more (Triton 3.6)."""
+MAX_UNROLLED = 2048
+"""Most instructions of products of a thread. Triton compiles some hundred a second, and longer code more slowly."""
+MAX_SHARED_ROWS, MIN_SHARED_WEIGHTS = 16, 1 << 14
+"""Rows up to which, and weights from which on, several programs may share the columns of products."""
 FEW = 1024
 """Rows up to which each may have a program of its own. A GPU of 132 multiprocessors runs them in few waves."""
 MANY_PROGRAMS = 132
@@ -28,17 +32,19 @@ class Form:
         warps: of 32 threads, of a program.
         most: the widest tile.
         precision: of products of float32, as Triton names it.
+        cluster: programs that share the columns of products. Each of them has all rows.
     """
 
     block: int
     warps: int
     most: int
     precision: str
+    cluster: int = 1
 
     @property
     def uses_dot(self) -> bool:
         """Whether products are made by the processors of matrices, which take 16 rows at least."""
-        return self.block >= 16
+        return self.block >= 16 and self.cluster == 1
 
 
 @dataclass(frozen=True)
@@ -72,10 +78,18 @@ def list_forms(work: Work, *, allows_tf32: bool) -> list[Form]:
     if not work.weights:
         pairs = ((128, 4), (256, 4), (32, 4), (512, 8), (8, 4), (16, 4), (32, 1))
         return list(dict.fromkeys(_fit_registers(block, warps, work.width) for block, warps in pairs))
+    forms = _list_multiplying(work, allows_tf32=allows_tf32)
+    return [one for one in forms if _count_unrolled(one, work) <= MAX_UNROLLED] or forms[:1]
+
+
+def _list_multiplying(work: Work, *, allows_tf32: bool) -> list[Form]:
+    """Return the forms of a kernel with products."""
     warps = next((one for one in (4, 8) if work.weights <= one * 32 * MAX_MULTIPLIED), 16)
+    clusters = _list_clusters(work)
     if work.rows == 1:
         sizes = ((max(warps, 8), 128), (16, 256), (32, 256), (16, 128), (8, 64))
-        return list(dict.fromkeys(Form(1, *size, "ieee") for size in sizes))
+        first, *others = dict.fromkeys(Form(1, *size, "ieee") for size in sizes)
+        return [first, *clusters, *others]
     # Of few rows each is multiplied by ordinary arithmetic, which is exact, with the matrices in registers in a loop.
     alone = ((1, warps), (2, warps), (1, 16), (4, 16)) if work.rows <= FEW else ()
     few = [Form(*size, 128, "ieee") for size in dict.fromkeys(alone) if size[0] < 2 * work.rows]
@@ -91,7 +105,23 @@ def list_forms(work: Work, *, allows_tf32: bool) -> list[Form]:
         for block, own in blocks
         if copies * work.repeated_bytes <= SHARED and (block < 2 * work.rows or block == 16)
     ]
-    return [*few, *dict.fromkeys(dots)] or [Form(1, warps, 128, "ieee")]
+    return [*few[:1], *clusters, *few[1:], *dict.fromkeys(dots)] or [Form(1, warps, 128, "ieee")]
+
+
+def _list_clusters(work: Work) -> list[Form]:
+    """Return the forms in which programs share the products of a few rows."""
+    if work.rows > MAX_SHARED_ROWS or work.weights < MIN_SHARED_WEIGHTS:
+        return []
+    block = 1 << (work.rows - 1).bit_length()
+    return [Form(block, warps, 128, "ieee", cluster) for cluster, warps in ((8, 8), (16, 8), (16, 4), (8, 16))]
+
+
+def _count_unrolled(form: Form, work: Work) -> float:
+    """Return about how many instructions of products a thread has. All of them are unrolled."""
+    numbers = work.weights / (32 * form.warps * form.cluster)
+    if not form.uses_dot or form.precision == "ieee":
+        return form.block * numbers
+    return numbers * (1 + form.block * (3 if form.precision == "tf32x3" else 1) / 32)
 
 
 def _list_passing(work: Work) -> list[Form]:

@@ -17,6 +17,7 @@ from torchwise.compile.programs.gpu.lowering import Lowering, key_of
 from torchwise.compile.programs.gpu.operators import lower, lower_parts
 from torchwise.compile.programs.gpu.passes import Passes, write_pass
 from torchwise.compile.programs.gpu.program import Program, tell_node
+from torchwise.compile.programs.gpu.shares import HEADER as MEETING
 from torchwise.compile.programs.gpu.tiles import TYPES, Tile, Tiles, Value, list_wide
 from torchwise.compile.programs.lowering import name_of
 from torchwise.compile.programs.values import View
@@ -56,12 +57,14 @@ class KernelText:
         rows: the number of rows.
         tables: constants of loops, which it is passed after the outputs.
         draws: the number of tensors of random numbers, for each of which it is passed a seed after the tables.
+        work: numbers of each row that the programs of a cluster share, for which it is passed memory after the seeds.
     """
 
     source: str
     rows: int
     tables: tuple[tuple[float, ...], ...]
     draws: int
+    work: int = 0
 
 
 class Writer:
@@ -71,11 +74,12 @@ class Writer:
         program: it.
         most: the widest tile.
         uses_dot: whether products are made by the processors of matrices.
+        cluster: programs that share the columns of products. Each of them has all rows.
     """
 
-    def __init__(self, program: Program, most: int, uses_dot: bool) -> None:
+    def __init__(self, program: Program, most: int, uses_dot: bool, cluster: int = 1) -> None:
         self._program, self._labels = program, program.labels
-        self._tiles = Tiles(program.labels.axes, program.rows, most, program.multiplied)
+        self._tiles = Tiles(program.labels.axes, program.rows, most, program.multiplied, cluster)
         self._lowering = Lowering(self._tiles, uses_dot)
         self._values: dict[Node, Value] = {}
         self._parts: dict[Node, list[Value]] = {}
@@ -101,25 +105,28 @@ class Writer:
         self._store_known()
         if self._waiting:
             raise UnsupportedError("an output is made of some repetitions of a loop")
-        return KernelText(self._assemble(), self._count_rows(), tuple(self._tables), self._draws)
+        return KernelText(self._assemble(), self._count_rows(), tuple(self._tables), self._draws, self._tiles.work)
 
     def _assemble(self) -> str:
         names = [*self._program.parameters, *(f"t{number}" for number in range(len(self._tables)))]
         names += ["seeds"] if self._draws else []
-        head = list(self._tiles.head)
+        names += ["work"] if self._tiles.work else []
+        head, is_shared = list(self._tiles.head), self._tiles.cluster > 1
         if self._program.rows:
             head = [
-                "row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
+                "row = tl.arange(0, BLOCK)" if is_shared else "row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
                 f"live = row < {self._count_rows()}",
+                *(["first = live & (part == 0)"] if is_shared else []),
                 *head,
             ]
+        head = ["part = tl.program_id(0)", *head] if is_shared else head
         lines = [
             "@triton.jit",
             f"def kernel({', '.join(names)}, BLOCK: tl.constexpr, PRECISION: tl.constexpr):",
             *(f"    {line}" for line in head),
             *self._tiles.lines,
         ]
-        return HEADER + "\n".join(lines) + "\n"
+        return HEADER + (MEETING if is_shared else "") + "\n".join(lines) + "\n"
 
     def _count_rows(self) -> int:
         count = 1

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from torchwise._torch import inductor
+from torchwise.compile.programs.gpu.clusters import launch_cluster
 from torchwise.compile.programs.gpu.forms import Form, Work, list_forms
 from torchwise.compile.programs.gpu.kernel import KernelText, Writer
 from torchwise.compile.programs.gpu.program import Program
@@ -64,7 +65,7 @@ class Kernel:
         self._lock = threading.Lock()
         self._refusal: UnsupportedError | None = None
         self._launch: Launch | None = None
-        self._texts: dict[tuple[int, bool], KernelText] = {}
+        self._texts: dict[tuple[int, bool, int], KernelText] = {}
         first = self._write(64, True)  # refuses what has no code, before any call
         passed = max((program.labels.axes.size(one.axis) for one in program.passes.values()), default=0)
         self.work = Work(first.rows, program.width, *program.count_weights(), passed)
@@ -93,10 +94,11 @@ class Kernel:
                     self._launch = self._tune(args)
         return self._launch(args)
 
-    def _write(self, most: int, uses_dot: bool) -> KernelText:
-        if (most, uses_dot) not in self._texts:
-            self._texts[most, uses_dot] = Writer(self._program, most, uses_dot).write()
-        return self._texts[most, uses_dot]
+    def _write(self, most: int, uses_dot: bool, cluster: int = 1) -> KernelText:
+        key = most, uses_dot, cluster
+        if key not in self._texts:
+            self._texts[key] = Writer(self._program, *key).write()
+        return self._texts[key]
 
     def _tune(self, args: Sequence[torch.Tensor]) -> Launch:
         """Return the fastest form on these inputs.
@@ -136,12 +138,13 @@ class Kernel:
         return _folder() / f"{key}.json"
 
     def _make_launch(self, form: Form, device: torch.device) -> Launch:
-        text = self._write(form.most, form.uses_dot)
+        text = self._write(form.most, form.uses_dot, form.cluster)
         kernel = load_kernel(text.source)
-        grid = (-(-self.work.rows // form.block),)
+        grid = (-(-self.work.rows // form.block), 1, 1)
         tables = [torch.tensor(one, dtype=torch.float64, device=device) for one in text.tables]
-        shapes, draws = self._outputs, text.draws
-        settings = {"BLOCK": form.block, "PRECISION": form.precision, "num_warps": form.warps, "num_stages": 1}
+        shapes, draws, work = self._outputs, text.draws, text.work * form.block
+        constants = {"BLOCK": form.block, "PRECISION": form.precision}
+        settings = {**constants, "num_warps": form.warps, "num_stages": 1}
 
         def launch(args: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
             made = tuple(
@@ -149,10 +152,20 @@ class Kernel:
             )
             with torch.cuda.device(device if device.type == "cuda" else -1):  # on which Triton launches
                 seeds = [torch.randint(MOST_SEED, (draws,), device=device)] if draws else []
-                kernel[grid](*args, *made, *tables, *seeds, **settings)
+                shared = [allocate_work(work, device)] if work else []
+                given = (*args, *made, *tables, *seeds, *shared)
+                if form.cluster > 1:
+                    launch_cluster(kernel, form.cluster, grid, given, constants, settings)
+                else:
+                    kernel[grid](*given, **settings)
             return made
 
         return launch
+
+
+def allocate_work(numbers: int, device: torch.device) -> torch.Tensor:
+    """Return memory by which the programs of a cluster share numbers."""
+    return torch.empty(numbers, device=device)
 
 
 def pick_fastest(

@@ -8,6 +8,7 @@ import torch
 
 from torchwise.compile.programs.gpu.axes import Dims
 from torchwise.compile.programs.gpu.lowering import Lower, Lowering, key_of, write_cast
+from torchwise.compile.programs.gpu.shares import may_share, share_product
 from torchwise.compile.programs.gpu.tiles import TYPES, Point, Tile, Value
 from torchwise.compile.programs.lowering import dtype_of, shape_of
 from torchwise.errors import UnsupportedError
@@ -38,6 +39,8 @@ def _product(made: Lowering, dims: Dims, source: Value, matrix: Value) -> Value:
     rest = tuple(one for one in made.features(source) if one not in deep)
     if rest:
         raise UnsupportedError("a product of rows that are features elsewhere")
+    if may_share(made, source, matrix):
+        return share_product(made, dims, source, matrix, deep, within)
     result = Value(dims, within, features=columns)
     for point in tiles.points(columns):
         total: Tile | None = None

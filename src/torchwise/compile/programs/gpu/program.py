@@ -25,6 +25,8 @@ MAX_LINES = 4000
 MAX_WEIGHTS = 1 << 19
 """Most numbers of the matrices of a kernel's products, a loop's once. More take a minute to compile, and each
 multiprocessor has to read them all."""
+MAX_MANY_WEIGHTS, MANY_ROWS = 1 << 17, 1024
+"""The same for more rows than these: blocks of rows take longer to compile than single ones."""
 REPEATED = "a tensor has the same axis twice, as all pairs of points have"
 MAX_ALONE = 1 << 14
 """Most numbers of an output that has no rows, so that one program computes all of it."""
@@ -181,7 +183,7 @@ def _check_weights(parts: Sequence[list[Node] | Loop]) -> None:
     numbers = 0
     for node, bodies in _list_products(parts):
         numbers += _matrix_of(node).meta["val"].numel()
-        if numbers > MAX_WEIGHTS:
+        if numbers > (MAX_WEIGHTS if shape_of(node)[0] <= MANY_ROWS else min(MAX_WEIGHTS, MAX_MANY_WEIGHTS)):
             raise HeavyError(bodies, f"the products of a kernel would have {numbers:,} weights")
 
 

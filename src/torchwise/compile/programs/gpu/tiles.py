@@ -76,10 +76,11 @@ class Tiles:
         rows: the axes of its rows, the outermost first.
         most: the widest tile.
         multiplied: axes along which products run, whose tiles need 16 points.
+        cluster: programs that share the columns of products.
     """
 
-    def __init__(self, axes: Axes, rows: Sequence[Axis], most: int, multiplied: set[Axis]) -> None:
-        self.axes, self.rows, self._most = axes, tuple(rows), most
+    def __init__(self, axes: Axes, rows: Sequence[Axis], most: int, multiplied: set[Axis], cluster: int = 1) -> None:
+        self.axes, self.rows, self._most, self.cluster = axes, tuple(rows), most, cluster
         self._multiplied = multiplied
         self._segments: dict[Axis, list[Segment]] = {}
         self.lines: list[str] = []
@@ -89,6 +90,7 @@ class Tiles:
         self.indent = 0
         self.loop: str | None = None
         self._passed: dict[Axis, str] = {}
+        self.work = 0
 
     # Points
 
@@ -260,7 +262,18 @@ class Tiles:
                 text = self.spread(self.tile(value, point), bool(self.rows), wide)
             address, mask = self.locate(out, point, bool(self.rows), wide)
             assert out.view is not None
-            self.write(f"tl.store({address}, {text}{mask.replace(', other=0', '')})")
+            mask = mask.replace(", other=0", "")
+            mask = mask.replace("mask=live", "mask=first") if self.cluster > 1 else mask  # one of them writes it
+            self.write(f"tl.store({address}, {text}{mask})")
+
+    def add_work(self, numbers: int) -> str:
+        """Return the first of new places in memory for some numbers of each row of a block.
+
+        In a loop they are other ones every second time, as others may still read those of the time before.
+        """
+        place, self.work = self.work, self.work + numbers * (1 if self.loop is None else 2)
+        block = "BLOCK * " if self.rows else ""
+        return f"{block}{place}" if self.loop is None else f"{block}({place} + {self.loop} % 2 * {numbers})"
 
     def row(self, axis: Axis) -> str:
         """Return the variable with the index of each row along an axis of rows."""
