@@ -317,6 +317,18 @@ def test_what_depends_on_no_input_is_computed_by_each_kernel(kernels: Kernels) -
     assert {len(kernel._wanted) for kernel in kernels} <= {2, 3, 4}
 
 
+def test_what_depends_on_no_input_and_has_no_code_is_read(kernels: Kernels) -> None:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        halves = torch.arange(0, 10, 0.5) + 1
+        for _ in range(2):
+            x = torch.tanh((x[:, None] - x * halves).mean(1)) + halves
+        return x
+
+    x = draw(torch.Generator().manual_seed(0), 20)
+    check(compile_call(call, x), Case(call, lambda _: ()), (x,))
+    assert len(kernels) >= 2
+
+
 @pytest.mark.parametrize("most", [128, 512])
 def test_parts_of_an_axis_may_be_of_any_width(most: int, kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES["many particles"]
@@ -386,10 +398,13 @@ def test_a_loop_of_one_product_has_two_places_that_a_cluster_shares(
     assert text.work == 2 * 24
 
 
-def test_a_cluster_that_triton_does_not_know_is_refused() -> None:
+@pytest.mark.parametrize("packed", [None, (4, 1), (4, 2, 100)])
+def test_a_cluster_that_triton_does_not_know_is_refused(packed: object) -> None:
     class Function:
+        packed_metadata = packed
+
         def warmup(self, *_: Any, **__: Any) -> object:
-            return object()
+            return self
 
     with pytest.raises(UnsupportedError, match="size of a cluster"):
         launch_cluster(Function(), 8, (1, 1, 1), (), {}, {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -73,9 +73,9 @@ class GpuTarget:
             found.setdefault(find(node), []).append(node)
         return list(found.values())
 
-    def copy_constants(self, graph: torch.fx.Graph, regions: Sequence[Region]) -> bool:
+    def copy_constants(self, graph: torch.fx.Graph, regions: Sequence[Region], refused: Collection[Node]) -> bool:
         """Have regions compute what depends on no input. Return whether the graph changed."""
-        return copy_constants(graph, regions)
+        return copy_constants(graph, regions, refused)
 
     def lower(self, region: Region) -> list[tuple[Node, str]]:
         """Make the kernel of a region."""
