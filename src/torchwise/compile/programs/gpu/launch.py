@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -118,7 +118,7 @@ class Kernel:
             # The call that follows draws the random numbers that it would draw without the trials.
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 launch(args)
-                return _time_calls(functools.partial(launch, args), device), launch
+                return time_calls(functools.partial(launch, args), device), launch
 
         forms = forms if device.type == "cuda" else forms[:1]
         try:
@@ -127,7 +127,7 @@ class Kernel:
             self._refusal = error
             raise
         with contextlib.suppress(OSError):  # the next process chooses again
-            _write_file(file, json.dumps(vars(form)))
+            write_file(file, json.dumps(vars(form)))
         return launch
 
     def _cache_file(self, device: torch.device, allows_tf32: bool) -> Path:
@@ -135,7 +135,7 @@ class Kernel:
         triton = importlib.metadata.version("triton")
         words = (self._write(64, True).source, name, str(allows_tf32), triton, torch.__version__)
         key = hashlib.sha256("\0".join(words).encode()).hexdigest()[:40]
-        return _folder() / f"{key}.json"
+        return find_folder() / f"{key}.json"
 
     def _make_launch(self, form: Form, device: torch.device) -> Launch:
         text = self._write(form.most, form.uses_dot, form.cluster)
@@ -168,14 +168,18 @@ def allocate_work(numbers: int, device: torch.device) -> torch.Tensor:
     return torch.empty(numbers, device=device)
 
 
+_Form = TypeVar("_Form")
+_Made = TypeVar("_Made")
+
+
 def pick_fastest(
-    forms: Sequence[Form], measure: Callable[[Form], tuple[float, Launch]], limit_s: float
-) -> tuple[Form, Launch]:
+    forms: Sequence[_Form], measure: Callable[[_Form], tuple[float, _Made]], limit_s: float
+) -> tuple[_Form, _Made]:
     """Return the fastest form. Once one works, no other is begun after a time.
 
     Args:
         forms: the likeliest first.
-        measure: returns the seconds of a call, and the launch.
+        measure: returns the seconds of a call, and the launch or anything else that was made for it.
         limit_s: that time.
 
     Raises:
@@ -203,9 +207,9 @@ def pick_fastest(
 
 def load_kernel(source: str) -> Any:
     """Return the function `kernel` of a module with this text, from a file, as Triton reads it there."""
-    file = _folder() / f"rows_{hashlib.sha256(source.encode()).hexdigest()[:40]}.py"
+    file = find_folder() / f"rows_{hashlib.sha256(source.encode()).hexdigest()[:40]}.py"
     if not file.exists() or file.read_text() != source:
-        _write_file(file, source)
+        write_file(file, source)
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
@@ -214,7 +218,7 @@ def load_kernel(source: str) -> Any:
     return module.kernel
 
 
-def _write_file(file: Path, text: str) -> None:
+def write_file(file: Path, text: str) -> None:
     """Write a file at once. Other processes may write it at the same time, and forks have equal thread numbers."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_suffix(f".{uuid.uuid4().hex}")
@@ -222,11 +226,12 @@ def _write_file(file: Path, text: str) -> None:
     temporary.replace(file)
 
 
-def _folder() -> Path:
+def find_folder() -> Path:
+    """Return the folder of texts and chosen forms, in the cache of compiled code."""
     return Path(inductor.CACHE_DIR.get("row programs")()) / NAME
 
 
-def _time_calls(call: Callable[[], object], device: torch.device) -> float:
+def time_calls(call: Callable[[], object], device: torch.device, calls: int = CALLS) -> float:
     """Return the seconds of a call on the GPU, as the quickest of some rows of calls.
 
     The calls of a row are captured in a graph, as the host takes longer to begin a short kernel than that runs.
@@ -235,7 +240,7 @@ def _time_calls(call: Callable[[], object], device: torch.device) -> float:
         return 0.0
     graph, found = torch.cuda.CUDAGraph(), []
     with torch.cuda.device(device), torch.cuda.graph(graph):
-        for _ in range(CALLS):
+        for _ in range(calls):
             call()
     for _ in range(ROWS):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -243,5 +248,5 @@ def _time_calls(call: Callable[[], object], device: torch.device) -> float:
         graph.replay()
         stop.record()
         stop.synchronize()
-        found.append(start.elapsed_time(stop) / 1e3 / CALLS)
+        found.append(start.elapsed_time(stop) / 1e3 / calls)
     return float(min(found))
