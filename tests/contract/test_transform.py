@@ -189,6 +189,22 @@ class TestJoinedProducts(TestFusedAttention):
         return Gated().eval()
 
 
+class TestProductsOfFewRows(TestFusedAttention):
+    """On a CPU, PyTorch answers in the kernel's place."""
+
+    @pytest.fixture
+    def choice(self) -> Choice:
+        return load_choices()["transforms", "products_of_few_rows"]
+
+    @pytest.fixture
+    def model(self) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(4, 1 << 16), torch.nn.Tanh()).eval()
+
+    @pytest.fixture
+    def inputs(self) -> tuple[Any, ...]:
+        return (make_rows(1),)
+
+
 def copy_weights(model: Any) -> Any:
     return a_transform.drop_dropout(copy.deepcopy(model))
 

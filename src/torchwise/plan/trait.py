@@ -39,6 +39,7 @@ class Trait(OpenEnum):
     PATCHES = "patches", "has convolutions whose windows do not overlap"
     SHORT_ROWS = "short_rows", "reads points of a few coordinates again and again"
     ONE_ROW = "one_row", "multiplies its matrices by one row each"
+    FEW_ROWS = "few_rows", "multiplies large weights by few rows"
     REPEATED_BLOCKS = "repeated_blocks", "has repeated blocks"
     STAGES = "stages", "is a row of blocks or stages"
     REPEATS = "repeats", "repeats the same operators"

@@ -138,6 +138,14 @@ register(
         min_remaining_fraction=0.5,
     ),
     triton_option(
+        ("split_reductions", False),
+        summary="a reduction is one kernel, also where there are few rows",
+        effort="thorough",
+        # In decoding one token a softmax over some hundred places is split in two kernels for each of its reductions.
+        standard_with=(Trait.FEW_ROWS,),
+        min_remaining_fraction=0.5,
+    ),
+    triton_option(
         ("b2b_gemm_pass", True),
         summary="two matrix products in a row are one kernel, whose result in between is not written to memory",
         required_traits=(Trait.GEMM,),

@@ -1,0 +1,91 @@
+"""How the kernel of products of few rows may be cut: the outputs and threads of a program, and its reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_SUMS = 128
+"""Most sums of a thread. With more, registers go to memory."""
+MAX_UNROLLED = 16
+"""Most reads of a thread that begin at once. Each holds registers: with more of them, fewer programs run at a time."""
+READ = 16
+"""Bytes that a thread reads at once."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a kernel is cut.
+
+    Attributes:
+        block: outputs of a program.
+        warps: of 32 threads, of a program.
+        reads: those of a thread side by side in a row of the weight, before the threads go on to its next part.
+    """
+
+    block: int
+    warps: int
+    reads: int
+
+    def count_columns(self, item_bytes: int) -> int:
+        """Return the numbers of a row of the weight that a program reads at once."""
+        return 32 * self.warps * self.reads * (READ // item_bytes)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a kernel computes.
+
+    Attributes:
+        rows: their number.
+        length: numbers of a row.
+        sizes: the outputs of each product.
+        item_bytes: bytes of a number of a weight.
+        activation: that of the first product, by which the second is multiplied, or "".
+    """
+
+    rows: int
+    length: int
+    sizes: tuple[int, ...]
+    item_bytes: int
+    activation: str = ""
+
+    @property
+    def block_rows(self) -> int:
+        """The rows, and as many more as make them a power of two, as tiles are."""
+        return _round_up(self.rows)
+
+    def count_programs(self, form: Form) -> int:
+        """Return the programs of a kernel."""
+        return sum(-(-size // form.block) for size in self.sizes[: 1 if self.activation else None])
+
+    def is_unrolled(self, form: Form) -> bool:
+        """Whether a program's loop over the parts of a row is unrolled, so that all reads begin at once."""
+        parts = -(-self.length // form.count_columns(self.item_bytes))
+        return parts * form.block * form.reads * (2 if self.activation else 1) <= MAX_UNROLLED
+
+
+def list_forms(work: Work) -> list[Form]:
+    """Return the forms of a kernel that are tried, the likeliest first."""
+    sizes = ((4, 4, 2), (2, 4, 2), (2, 2, 2), (4, 4, 1), (4, 8, 1), (1, 4, 2))
+    found = [_fit(Form(*size), work) for size in sizes]
+    return list(dict.fromkeys(found))
+
+
+def _fit(form: Form, work: Work) -> Form:
+    """Return a form whose threads have registers for their sums, and of which none goes beyond a row."""
+    block, warps, reads = form.block, form.warps, form.reads
+    while reads > 1 and Form(block, warps, reads).count_columns(work.item_bytes) >= 2 * work.length:
+        reads //= 2
+    while warps > 1 and Form(block, warps, reads).count_columns(work.item_bytes) >= 2 * work.length:
+        warps //= 2
+    each = work.block_rows * (READ // work.item_bytes) * (2 if work.activation else 1)
+    while block > 1 and each * block * reads > MAX_SUMS:
+        block //= 2
+    while reads > 1 and each * block * reads > MAX_SUMS:
+        reads //= 2
+    return Form(block, warps, reads)
+
+
+def _round_up(number: int) -> int:
+    """Return the least power of two that is no smaller than a number of at least 1."""
+    return 1 << (number - 1).bit_length()

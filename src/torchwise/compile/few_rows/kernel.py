@@ -1,0 +1,197 @@
+"""The kernel of products of few rows, in Triton. It is imported when the first of them is launched.
+
+A product of one row uses each weight once, so it takes as long as reading the weights. A program has a block of
+outputs. Its threads read 16 bytes of a row of the weight at a time, many of them before they need the first. They sum
+in float32, and the sums of all threads are added last.
+
+On Hopper a program may begin while the kernel before it ends. It waits before it reads anything, as that kernel may
+have written to the weights, too. To ask for the weights before that made the kernel before it slower.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+BYTES_TO_FLOATS = tl.constexpr(
+    """{
+    .reg .b32 bytes;
+    xor.b32 bytes, $4, 0x80808080;
+    prmt.b32 $0, bytes, 0x4B000000, 0x7440;
+    prmt.b32 $1, bytes, 0x4B000000, 0x7441;
+    prmt.b32 $2, bytes, 0x4B000000, 0x7442;
+    prmt.b32 $3, bytes, 0x4B000000, 0x7443;
+    sub.f32 $0, $0, 0f4B000080;
+    sub.f32 $1, $1, 0f4B000080;
+    sub.f32 $2, $2, 0f4B000080;
+    sub.f32 $3, $3, 0f4B000080;
+    }"""
+)
+"""Four signed bytes as floats, in PTX. The instruction for it has a quarter of the rate of these, too few for memory.
+
+A byte plus 128 is put behind the point of 2 to the power of 23. Then that, and 128, are subtracted. It is exact."""
+
+
+@triton.jit
+def multiply(
+    rows,
+    weights,
+    scales,
+    biases,
+    outputs,
+    COUNT: tl.constexpr,
+    ROWS: tl.constexpr,
+    SIZES: tl.constexpr,
+    LENGTH: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+    HAS_BIASES: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    IS_UNROLLED: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
+    HAS_PTX: tl.constexpr,
+):
+    """Multiply rows (ROWS, LENGTH) by COUNT weights (SIZES[i], LENGTH), each of which has programs of its own.
+
+    With an activation there are two weights of one size, and one output: the activation of the first product times the
+    second. All tensors are contiguous.
+    """
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    if ACTIVATION != "":
+        first = tl.program_id(0) * BLOCK
+        # Before the sums, as memory answers meanwhile.
+        scale, bias = _read(scales[0], biases[0], first, SIZES[0], HAS_SCALES, HAS_BIASES, BLOCK)
+        scale_1, bias_1 = _read(scales[1], biases[1], first, SIZES[1], HAS_SCALES, HAS_BIASES, BLOCK)
+        gate, other = _sum(
+            rows,
+            weights[0],
+            weights[1],
+            first,
+            ROWS,
+            SIZES[0],
+            LENGTH,
+            BLOCK_ROWS,
+            BLOCK,
+            WIDTH,
+            IS_UNROLLED,
+            HAS_PTX,
+            True,
+        )
+        total = _activate(gate * scale + bias, ACTIVATION) * (other * scale_1 + bias_1)
+        _store(outputs[0], total, first, ROWS, SIZES[0], BLOCK_ROWS, BLOCK)
+    else:
+        program = tl.program_id(0)
+        for place in tl.static_range(COUNT):
+            blocks = tl.cdiv(SIZES[place], BLOCK)
+            if (program >= 0) & (program < blocks):
+                first = program * BLOCK
+                weight = weights[place]
+                scale, bias = _read(scales[place], biases[place], first, SIZES[place], HAS_SCALES, HAS_BIASES, BLOCK)
+                total, _ = _sum(
+                    rows,
+                    weight,
+                    weight,
+                    first,
+                    ROWS,
+                    SIZES[place],
+                    LENGTH,
+                    BLOCK_ROWS,
+                    BLOCK,
+                    WIDTH,
+                    IS_UNROLLED,
+                    HAS_PTX,
+                    False,
+                )
+                _store(outputs[place], total * scale + bias, first, ROWS, SIZES[place], BLOCK_ROWS, BLOCK)
+            program -= blocks
+
+
+@triton.jit
+def _sum(
+    rows,
+    weight,
+    other,
+    first,
+    ROWS: tl.constexpr,
+    SIZE: tl.constexpr,
+    LENGTH: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    IS_UNROLLED: tl.constexpr,
+    HAS_PTX: tl.constexpr,
+    HAS_OTHER: tl.constexpr,
+):
+    """Return the products (BLOCK_ROWS, BLOCK) of the rows with a block of one weight, and of another if it has one."""
+    n = tl.minimum(first + tl.arange(0, BLOCK), SIZE - 1)[None, :, None].to(tl.int64) * LENGTH
+    m = tl.minimum(tl.arange(0, BLOCK_ROWS), ROWS - 1)[:, None, None] * LENGTH
+    k = tl.arange(0, WIDTH)[None, None, :]
+    total = tl.zeros([BLOCK_ROWS, BLOCK, WIDTH], tl.float32)
+    second = tl.zeros([BLOCK_ROWS, BLOCK, WIDTH], tl.float32)
+    if IS_UNROLLED:
+        for start in tl.static_range(0, LENGTH, WIDTH):
+            x = _load(rows, m, start + k, LENGTH, WIDTH, HAS_PTX, "evict_last")
+            total += x * _load(weight, n, start + k, LENGTH, WIDTH, HAS_PTX, "evict_first")
+            if HAS_OTHER:
+                second += x * _load(other, n, start + k, LENGTH, WIDTH, HAS_PTX, "evict_first")
+    else:
+        for start in range(0, LENGTH, WIDTH):
+            x = _load(rows, m, start + k, LENGTH, WIDTH, HAS_PTX, "evict_last")
+            total += x * _load(weight, n, start + k, LENGTH, WIDTH, HAS_PTX, "evict_first")
+            if HAS_OTHER:
+                second += x * _load(other, n, start + k, LENGTH, WIDTH, HAS_PTX, "evict_first")
+    return tl.sum(total, 2), tl.sum(second, 2)
+
+
+@triton.jit
+def _load(tensor, row, k, LENGTH: tl.constexpr, WIDTH: tl.constexpr, HAS_PTX: tl.constexpr, POLICY: tl.constexpr):
+    if LENGTH % WIDTH == 0:
+        found = tl.load(tensor + row + k, eviction_policy=POLICY)
+    else:
+        found = tl.load(tensor + row + k, mask=k < LENGTH, other=0.0, eviction_policy=POLICY)
+    if HAS_PTX and found.dtype == tl.int8:
+        numbers = tl.inline_asm_elementwise(
+            BYTES_TO_FLOATS, "=r,=r,=r,=r,r", [found], dtype=tl.float32, is_pure=True, pack=4
+        )
+    else:
+        numbers = found.to(tl.float32)
+    return numbers
+
+
+@triton.jit
+def _read(
+    scale, bias, first, SIZE: tl.constexpr, HAS_SCALES: tl.constexpr, HAS_BIASES: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Return the factors and the summands of a block of outputs."""
+    n = tl.minimum(first + tl.arange(0, BLOCK), SIZE - 1)[None, :]
+    factors = tl.full([1, BLOCK], 1.0, tl.float32)
+    summands = tl.zeros([1, BLOCK], tl.float32)
+    if HAS_SCALES:
+        factors = tl.load(scale + n).to(tl.float32)
+    if HAS_BIASES:
+        summands = tl.load(bias + n).to(tl.float32)
+    return factors, summands
+
+
+@triton.jit
+def _activate(x, NAME: tl.constexpr):
+    return x / (1.0 + tl.exp(-x)) if NAME == "silu" else tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _store(
+    output,
+    values,
+    first,
+    ROWS: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    m = tl.arange(0, BLOCK_ROWS)[:, None]
+    n = (first + tl.arange(0, BLOCK))[None, :]
+    tl.store(output + m * SIZE + n, values.to(output.dtype.element_ty), mask=(m < ROWS) & (n < SIZE))

@@ -1,0 +1,330 @@
+"""Products of few rows with large weights become calls of an operator of our own (`compile/few_rows`).
+
+A model that decodes one token multiplies each of its weights by one row. Such a product takes as long as reading the
+weight. Libraries are made for many rows, and read it more slowly than a copy does. The operator's kernel is made for
+this case. It also has less to launch and to write down: products of the same rows are one kernel, without joined copies
+of their weights, and so is a gate with its activation (https://arxiv.org/abs/2002.05202). Weights of few bits with a
+scale for each output are read as such.
+
+Beside them, products of few rows with each matrix of a batch, as in attention over a cache, are written as sums in
+float32. Inductor makes one kernel of such a sum with the work around it, where a library would launch a kernel for
+matrices that are mostly empty.
+
+Each number of the answer is the same sum as before, in float32.
+"""
+
+from __future__ import annotations
+
+import bisect
+import operator
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from torchwise.compile.few_rows.operator import ACTIVATIONS, LOW_BITS, MAX_ROWS, TYPES, products_of_few_rows
+from torchwise.compile.transforms.function_graphs.nodes import (
+    VALUE,
+    add_call,
+    argument,
+    name_of,
+    same_sizes,
+    value_of,
+    writes,
+)
+
+MIN_BYTES = 1 << 20
+"""Bytes of the weights of a kernel from which it may gain something. Reading less takes no longer than a launch."""
+MAX_JOINED = 4
+"""Products of a kernel: those of queries, keys and values, and one more."""
+VIEWS = ("view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "contiguous")
+"""Functions whose result has the numbers of their input, in the same order."""
+CASTS = ("to", "float", "half", "bfloat16", "type")
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A weight (outputs, inputs) as a node, or as bytes that are seen as another type, or transposed."""
+
+    source: Node
+    seen_as: torch.dtype | None = None
+    is_transposed: bool = False
+
+    def add(self, graph: Graph, moved: dict[Node, Node]) -> Node:
+        """Return its node, where others may be in place of some."""
+        node = moved.get(self.source, self.source)
+        node = node if self.seen_as is None else add_call(graph, "view", node, self.seen_as)
+        return add_call(graph, "t", node) if self.is_transposed else node
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product of few rows.
+
+    Attributes:
+        node: the product.
+        rows: its input, which may be the same numbers in another shape.
+        weight: it.
+        scale: a node with the factors of its outputs, (outputs,), or None.
+        bias: a node, (outputs,), or None.
+        outputs: their number.
+        nbytes: bytes of the weight.
+        kind: those that are equal can share a kernel.
+    """
+
+    node: Node
+    rows: Node
+    weight: Weight
+    scale: Node | None
+    bias: Node | None
+    outputs: int
+    nbytes: int
+    kind: tuple[Any, ...]
+
+    @property
+    def sources(self) -> list[Node]:
+        """The nodes that it reads beside the rows."""
+        return [one for one in (self.weight.source, self.scale, self.bias) if one is not None]
+
+
+@torch.no_grad()
+def rewrite(graph: Graph) -> int:
+    """Replace products of few rows, and return the number of kernels that compute them."""
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    written = [place for node, place in places.items() if writes(node)]
+    groups = [group for group in _find_groups(places, written) if sum(one.nbytes for one in group) >= MIN_BYTES]
+    moved: dict[Node, Node] = {}
+    for group in groups:
+        _replace(graph, group, moved)
+    if groups:
+        for node in list(graph.nodes):
+            if _is_of_batch(node):
+                _write_sum(graph, node)
+    return len(groups)
+
+
+def _find_groups(places: dict[Node, int], written: Sequence[int]) -> list[list[Product]]:
+    """Return the products that can share a kernel, in their order: of the same rows, with no write in between."""
+    groups: dict[Any, list[list[Product]]] = defaultdict(list)
+    for node in places:
+        product = _read(node, places, written)
+        if product is None:
+            continue
+        known = groups[(product.rows, product.kind)]
+        if not known or not _may_join(known[-1], product, places, written):
+            known.append([])
+        known[-1].append(product)
+    return [group for known in groups.values() for group in known]
+
+
+def _may_join(group: Sequence[Product], product: Product, places: dict[Node, int], written: Sequence[int]) -> bool:
+    """Whether a product may be computed where the first of a group is."""
+    first = places[group[0].node]
+    is_there = all(places[source] < first for source in product.sources)
+    return len(group) < MAX_JOINED and is_there and not _has_write(first, places[product.node], written)
+
+
+def _has_write(start: int, end: int, written: Sequence[int]) -> bool:
+    return bisect.bisect_left(written, start) < bisect.bisect_left(written, end)
+
+
+def _read(node: Node, places: dict[Node, int], written: Sequence[int]) -> Product | None:
+    """Return the product that a node computes, if it is of few rows and the operator can compute it."""
+    name, bias, scale = name_of(node), None, None
+    if name == "linear":
+        rows, given, bias = (argument(node, *one) for one in enumerate(("input", "weight", "bias")))
+        is_transposed = False
+    elif name == "matmul" and len(node.args) == 2 and not node.kwargs:
+        (rows, given), is_transposed = node.args, True
+    elif name == "addmm" and len(node.args) == 3 and not node.kwargs:
+        (bias, rows, given), is_transposed = node.args, True
+    else:
+        return None
+    values = value_of(node), value_of(rows), value_of(given)
+    if writes(node) or any(one is None or not _has_numbers(one) for one in values):
+        return None
+    answer, x, matrix = values
+    assert answer is not None and x is not None and matrix is not None  # noqa: PT018
+    if matrix.dim() != 2 or x.dim() == 0 or not 0 < x.numel() <= MAX_ROWS * x.shape[-1]:
+        return None
+    length, outputs = matrix.shape if is_transposed else matrix.shape[::-1]
+    weight, kept = Weight(given, None, is_transposed), matrix.t() if is_transposed else matrix
+    if not is_transposed and (found := _read_low_bits(given)) is not None:
+        weight, scale, kept = found
+    fits = (
+        x.dtype is answer.dtype
+        and x.dtype in TYPES
+        and kept.dtype in ((x.dtype,) if scale is None else LOW_BITS)
+        and kept.is_contiguous()
+        and (bias is None or _is_vector(bias, outputs))
+        and outputs > 0
+    )
+    if not fits:
+        return None
+    source = _find_source(rows, length, places, places[node], written)
+    kind = (length, x.dtype, kept.dtype, *(_dtype_of(one) for one in (scale, bias)))
+    nbytes = kept.numel() * kept.element_size()
+    return Product(node, source, weight, scale, bias, outputs, nbytes, kind)
+
+
+def _read_low_bits(given: Node) -> tuple[Weight, Node, Tensor] | None:
+    """Return a weight of few bits, its scales, and the value of the weight, if a node multiplies these."""
+    product = _strip(given, CASTS)
+    if name_of(product) != "mul" or len(product.args) != 2 or writes(product):
+        return None
+    for one, other in (product.args, product.args[::-1]):
+        source = _strip(one, CASTS)
+        weight, value = Weight(source), value_of(source)
+        if value is None or value.dtype not in LOW_BITS or value.dim() != 2:
+            continue
+        if name_of(source) == "view" and len(source.args) == 2 and source.args[1] is value.dtype:
+            weight = Weight(source.args[0], value.dtype)
+        scale = _strip(other, (*CASTS, "unsqueeze", "getitem", "view", "reshape"))
+        column = value_of(other)
+        is_column = column is not None and same_sizes(column.shape, (value.shape[0], 1))
+        if is_column and _is_vector(scale, value.shape[0]):
+            return weight, scale, value
+    return None
+
+
+def _strip(given: Any, names: Sequence[str]) -> Any:
+    """Return the node that a chain of such functions begins with."""
+    while name_of(given) in names and isinstance(given.args[0], Node) and not writes(given):
+        if name_of(given) == "view" and any(isinstance(one, torch.dtype) for one in given.args):
+            break  # the same bytes are other numbers
+        given = given.args[0]
+    return given
+
+
+def _is_vector(node: Any, size: int) -> bool:
+    value = value_of(node)
+    is_known = value is not None and same_sizes(value.shape, (size,))
+    return value is not None and is_known and value.is_floating_point() and value.is_contiguous()
+
+
+def _dtype_of(node: Node | None) -> torch.dtype | None:
+    value = value_of(node)
+    return None if value is None else value.dtype
+
+
+def _has_numbers(value: Tensor) -> bool:
+    """Whether a tensor lies in memory as usual, and its sizes are numbers."""
+    return value.layout is torch.strided and all(isinstance(size, int) for size in value.shape)
+
+
+def _find_source(rows: Node, length: int, places: dict[Node, int], end: int, written: Sequence[int]) -> Node:
+    """Return the node of which rows are a view, if it has the same rows, so that others of it are known as equal."""
+    while name_of(rows) in VIEWS and not writes(rows):
+        source: Any = rows.args[0]
+        value = value_of(source)
+        is_same = value is not None and value.dim() > 0 and _has_numbers(value) and value.shape[-1] == length
+        if not is_same or _dtype_of(rows) is not _dtype_of(source) or _has_write(places[rows], end, written):
+            break  # a copy, perhaps, from before the write
+        rows = source
+    return rows
+
+
+def _replace(graph: Graph, group: Sequence[Product], moved: dict[Node, Node]) -> None:
+    """Replace the products of a group, and note the nodes in whose place there are others."""
+    first, rows = group[0], moved.get(group[0].rows, group[0].rows)
+    gate = _find_gate(group)
+    given = group if gate is None else gate.products
+    with graph.inserting_before(first.node):
+        weights = [one.weight.add(graph, moved) for one in given]
+        scales = [moved.get(one.scale, one.scale) for one in given if one.scale is not None]
+        biases = [moved.get(one.bias, one.bias) for one in given if one.bias is not None]
+        activation = "" if gate is None else gate.activation
+        call = graph.call_function(products_of_few_rows, (rows, weights, scales, biases, activation))
+        for place, one in enumerate(given[: 1 if gate else None]):
+            node = one.node if gate is None else gate.nodes[-1]
+            part, x = graph.call_function(operator.getitem, (call, place)), value_of(rows)
+            assert x is not None
+            shape, wanted = (*x.shape[:-1], one.outputs), node.meta[VALUE]
+            part.meta[VALUE] = x.new_empty(shape, dtype=wanted.dtype)
+            if not same_sizes(shape, wanted.shape):
+                part = add_call(graph, "view", part, tuple(wanted.shape))
+            node.replace_all_uses_with(part)
+            moved[node] = part
+    for node in reversed([one.node for one in given] if gate is None else gate.nodes):
+        graph.erase_node(node)
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Two products of which the first one's activation is multiplied by the second.
+
+    Attributes:
+        products: both, that with the activation first.
+        activation: its name.
+        nodes: all that is computed in one kernel, in an order in which each is behind its inputs. The last is the
+            result.
+    """
+
+    products: tuple[Product, Product]
+    activation: str
+    nodes: tuple[Node, ...]
+
+
+def _find_gate(group: Sequence[Product]) -> Gate | None:
+    """Return the gate that two products are, or None."""
+    if len(group) != 2 or group[0].outputs != group[1].outputs:
+        return None
+    for one, other in (group, group[::-1]):
+        chain, other_chain = _follow(one.node), _follow(other.node)
+        active = _find_only_user(chain[-1])
+        if active is None or name_of(active) not in ACTIVATIONS or writes(active):
+            continue
+        active_chain = _follow(active)
+        result = _find_only_user(active_chain[-1])
+        if result is None or result is not _find_only_user(other_chain[-1]) or name_of(result) != "mul":
+            continue
+        ends = value_of(active_chain[-1]), value_of(other_chain[-1]), value_of(result)
+        sizes = [end.shape for end in ends if end is not None and end.dtype is _dtype_of(one.node)]
+        is_plain = len(result.args) == 2 and not result.kwargs and not writes(result)
+        if is_plain and len(sizes) == 3 and all(same_sizes(sizes[2], size) for size in sizes):
+            return Gate((one, other), name_of(active), (*chain, *other_chain, *active_chain, result))
+    return None
+
+
+def _is_of_batch(node: Node) -> bool:
+    """Whether a node multiplies a batch of matrices by few rows each."""
+    if name_of(node) != "matmul" or len(node.args) != 2 or node.kwargs or writes(node):
+        return False
+    values = value_of(node), *map(value_of, node.args)
+    if any(one is None or not _has_numbers(one) or one.dim() < 3 for one in values):
+        return False
+    dtypes = {one.dtype for one in values if one is not None}
+    answer = values[0]
+    return answer is not None and 0 < answer.shape[-2] <= MAX_ROWS and len(dtypes) == 1 and dtypes <= {*TYPES}
+
+
+def _write_sum(graph: Graph, node: Node) -> None:
+    """Write a product of a batch as a sum of products in float32."""
+    rows, matrix = node.args
+    with graph.inserting_before(node):
+        rows = add_call(graph, "unsqueeze", add_call(graph, "float", rows), -1)
+        matrix = add_call(graph, "unsqueeze", add_call(graph, "float", matrix), -3)
+        total = add_call(graph, "sum", add_call(graph, "mul", rows, matrix), -2)
+        found = add_call(graph, "to", total, node.meta[VALUE].dtype)
+    node.replace_all_uses_with(found)
+    graph.erase_node(node)
+
+
+def _follow(node: Node) -> list[Node]:
+    """Return a node, and those behind it that are its only reader and have its numbers in its order."""
+    found = [node]
+    while (user := _find_only_user(found[-1])) is not None and not writes(user):
+        is_view = name_of(user) in VIEWS or name_of(user) in CASTS
+        if not is_view or _dtype_of(user) is not _dtype_of(node) or value_of(user) is None:
+            break
+        found.append(user)
+    return found
+
+
+def _find_only_user(node: Node) -> Node | None:
+    users = list(node.users)
+    return users[0] if len(users) == 1 else None

@@ -1,0 +1,66 @@
+"""Triton compiles the kernel of products of few rows for a GPU, and the code reads 16 bytes at a time."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from few_rows_compile import compile_products
+from torchwise.compile.few_rows.forms import Form, Work, list_forms
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton has wheels for Linux")
+
+ROW = Work(1, 2048, (2048, 512, 512), 2)
+CASES: dict[str, tuple[Work, str, str]] = {
+    "bfloat16": (ROW, "bf16", "bf16"),
+    "gate": (Work(1, 2048, (512, 512), 2, "silu"), "bf16", "bf16"),
+    "long": (Work(1, 65536, (64,), 2), "fp16", "fp16"),
+    "float32": (Work(2, 2048, (64,), 4), "fp32", "fp32"),
+    "8 bits": (Work(1, 2048, (64,), 1), "bf16", "i8"),
+    "float8": (Work(1, 2048, (64, 64), 1, "relu"), "fp16", "fp8e4nv"),
+    "eight rows": (Work(8, 2048, (64,), 2), "bf16", "bf16"),
+    "odd sizes": (Work(3, 1000, (63,), 2), "bf16", "bf16"),
+}
+
+
+def describe(work: Work, form: Form, dtype: str, kept: str) -> dict[str, Any]:
+    count = len(work.sizes)
+    constants = {
+        "COUNT": count,
+        "ROWS": work.rows,
+        "SIZES": work.sizes,
+        "LENGTH": work.length,
+        "HAS_SCALES": kept != dtype,
+        "HAS_BIASES": True,
+        "ACTIVATION": work.activation,
+        "BLOCK_ROWS": work.block_rows,
+        "BLOCK": form.block,
+        "WIDTH": form.count_columns(work.item_bytes),
+        "IS_UNROLLED": work.is_unrolled(form),
+        "STARTS_EARLY": True,
+        "HAS_PTX": True,
+    }
+    others = [[f"*{dtype}"] * count, [f"*{dtype}"] * count, [f"*{dtype}"] * (1 if work.activation else count)]
+    return {"types": [f"*{dtype}", [f"*{kept}"] * count, *others], "constants": constants, "warps": form.warps}
+
+
+def test_likely_forms_compile_and_read_16_bytes_at_a_time(tmp_path: Path) -> None:
+    kernels = [describe(work, list_forms(work)[0], *types) for work, *types in CASES.values()]
+    for name, text in zip(CASES, compile_products(kernels, tmp_path), strict=True):
+        loads = re.findall(r"ld\.global\S*evict_first\S*?\.(v\d\.b32|b\d+)", text)
+        assert loads, name
+        assert set(loads) == {"v4.b32"}, name
+        assert "griddepcontrol.wait" in text, name
+        before, after = text.split("griddepcontrol.wait", 1)
+        assert not re.search(r"ld\.global|st\.global", before), f"{name}: it reads nothing before it has waited"
+        assert "ld.local" not in after, f"{name}: no register goes to memory"
+
+
+@pytest.mark.nightly
+def test_all_forms_compile(tmp_path: Path) -> None:
+    forms = [(work, form, types) for work, *types in CASES.values() for form in list_forms(work)]
+    assert all(compile_products([describe(work, form, *types) for work, form, types in forms], tmp_path))

@@ -1,0 +1,373 @@
+"""Products of few rows by a kernel of our own, which Triton's interpreter runs here: answers, and which are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dynamo_graphs import rewrite_and_call
+from torchwise.compile.few_rows import operator
+from torchwise.compile.few_rows.forms import MAX_SUMS, READ, Form, Work, list_forms
+from torchwise.compile.transforms import transform_model
+from torchwise.compile.transforms.function_graphs import products_of_few_rows
+from torchwise.compile.transforms.function_graphs.nodes import name_of
+from torchwise.compile.transforms.function_graphs.record import record
+from torchwise.compile.transforms.quantization import formats
+from torchwise.errors import PlanError
+from torchwise.plan import Numerics, Plan, PlanSpace, Trait
+from torchwise.trial.detected_traits import detect_traits
+from torchwise.trial.error_origin import Instruments
+
+OPERATOR = "torchwise.products_of_few_rows"
+LENGTH = 72
+"""Of a row, which no tile divides."""
+Products = list[tuple[int, str]]
+"""The weights of each call of the operator, and its activation."""
+
+
+@pytest.fixture(autouse=True)
+def use_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have the kernel answer on a CPU, also for small weights."""
+    monkeypatch.setattr(operator, "runs_kernels", lambda _device: True)
+    monkeypatch.setattr(operator, "_chosen", {})
+    monkeypatch.setattr(products_of_few_rows, "MIN_BYTES", 1)
+    with torch.no_grad():
+        yield
+    torch.compiler.reset()
+
+
+def draw(*sizes: int, seed: int = 0) -> Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed))
+
+
+def make_weights(sizes: tuple[int, ...], dtype: torch.dtype, kept: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    """Return weights, and their scales if they have few bits."""
+    drawn = [draw(size, LENGTH, seed=size) for size in sizes]
+    if kept is dtype:
+        return [one.to(dtype) for one in drawn], []
+    return [(9 * one).to(kept) for one in drawn], [draw(size, seed=size).to(dtype) for size in sizes]
+
+
+def compute_exactly(
+    rows: Tensor, weights: list[Tensor], scales: list[Tensor], biases: list[Tensor], activation: str
+) -> list[Tensor]:
+    wide = [one.double() for one in weights]
+    wide = [one * scale.double()[:, None] for one, scale in zip(wide, scales, strict=True)] if scales else wide
+    return operator.multiply_plainly(rows.double(), wide, [], [one.double() for one in biases], activation)
+
+
+@pytest.mark.parametrize("number", [1, 3, 8])
+@pytest.mark.parametrize("kept", [None, torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("sizes", "activation"), [((13,), ""), ((16, 5, 7), ""), ((13, 13), "silu"), ((8, 8), "relu")])
+def test_all_forms_have_the_answer(
+    sizes: tuple[int, ...], activation: str, dtype: torch.dtype, kept: torch.dtype | None, number: int
+) -> None:
+    rows, (weights, scales) = draw(number, LENGTH).to(dtype), make_weights(sizes, dtype, kept or dtype)
+    biases = [draw(size).to(dtype) for size in sizes] if number < 8 else []
+    expected = compute_exactly(rows, weights, scales, biases, activation)
+    work = Work(number, LENGTH, sizes, weights[0].element_size(), activation)
+    for form in list_forms(work):
+        found = operator._launch(form, work, rows, tuple(weights), tuple(scales), tuple(biases))
+        assert [one.dtype for one in found] == [dtype] * len(expected)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=2e-5 if dtype.itemsize == 4 else 1e-2, atol=1e-4)
+
+
+def test_nothing_that_is_no_number_is_lost() -> None:
+    rows, weights = draw(1, LENGTH), [draw(4, LENGTH), draw(4, LENGTH)]
+    weights[0][1, 3], weights[1][2, 70] = float("nan"), float("inf")
+    for activation in ("", "silu", "relu"):
+        expected = operator.multiply_plainly(rows, weights, [], [], activation)
+        torch.testing.assert_close(operator.multiply(rows, weights, [], [], activation), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8])
+@pytest.mark.parametrize("item_bytes", [1, 2, 4])
+@pytest.mark.parametrize("length", [1, 48, 2048, 8192])
+def test_forms_fit_registers_and_rows(length: int, item_bytes: int, rows: int) -> None:
+    for activation in ("", "silu"):
+        work = Work(rows, length, (512, 512), item_bytes, activation)
+        forms = list_forms(work)
+        assert len(set(forms)) == len(forms) >= 1
+        for form in forms:
+            columns = form.count_columns(item_bytes)
+            sums = columns * form.block * work.block_rows * (2 if activation else 1) // (32 * form.warps)
+            assert sums <= max(MAX_SUMS, rows * READ // item_bytes * 2)
+            assert columns < 2 * length or (form.warps, form.reads) == (1, 1), "no program reads nothing but zeros"
+        assert work.count_programs(forms[0]) * forms[0].block >= (512 if activation else 1024)
+
+
+class Model(nn.Module):
+    """Calls a function with layers `a`, `b` and `c`, of which `b` has another width, and a layer `d` of two."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c = nn.Linear(LENGTH, 16), nn.Linear(LENGTH, 12), nn.Linear(LENGTH, 16)
+        self.gate, self.up = (nn.Linear(LENGTH, 24, bias=False) for _ in range(2))
+        self.down, self.wide = nn.Linear(24, LENGTH), nn.Parameter(draw(LENGTH, 6))
+        self.register_buffer("fixed", draw(6, LENGTH))
+        self.function = function
+
+    def forward(self, *given: Tensor) -> Any:
+        return self.function(self, *given)
+
+
+def attend(model: Any, x: Tensor) -> tuple[Tensor, ...]:
+    return tuple(layer(x).unflatten(-1, (-1, 4)) for layer in (model.a, model.b, model.c))
+
+
+def use_gate_twice(model: Any, x: Tensor) -> Tensor:
+    gate = functional.silu(model.gate(x))
+    return gate * model.up(x) + gate
+
+
+def write_between(model: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 1
+    first = model.a(y)
+    y.add_(1)
+    return first, model.c(y)
+
+
+def write_to_copied(model: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    base = x * 1
+    copied = base.flatten(1).contiguous()
+    return base.mul_(2), model.a(copied)
+
+
+GIVEN = draw(1, 1, LENGTH)
+TAKEN: dict[str, tuple[Callable[..., Any], Products]] = {
+    "attention": (attend, [(3, "")]),
+    "one": (lambda model, x: model.a(x[0, 0]), [(1, "")]),
+    "without a bias": (lambda model, x: model.up(x[0]) + 1, [(1, "")]),
+    "gate": (lambda model, x: model.down(functional.silu(model.gate(x)) * model.up(x)), [(2, "silu"), (1, "")]),
+    "gate, turned": (lambda model, x: model.up(x) * functional.relu(model.gate(x)), [(2, "relu")]),
+    "gate of views": (lambda model, x: functional.silu(model.gate(x[0]).view(4, 6)) * model.up(x[0]).view(4, 6), None),
+    "gate that is read twice": (use_gate_twice, [(2, "")]),
+    "gate of another kind": (lambda model, x: functional.gelu(model.gate(x)) * model.up(x), [(2, "")]),
+    "gate of itself": (lambda model, x: functional.silu(y := model.gate(x)) * y + model.up(x), [(2, "")]),
+    "gate with sums": (lambda model, x: functional.silu(model.gate(x)) * model.up(x).sum(-1, keepdim=True), [(2, "")]),
+    "gate that is spread": (
+        lambda model, x: functional.silu(model.gate(y := x[0])) * model.up(y).view(24, 1),
+        [(2, "")],
+    ),
+    "gate in place": (lambda model, x: functional.silu(model.gate(x), inplace=True) * model.up(x), [(1, ""), (1, "")]),
+    "views of one input": (lambda model, x: (model.a(x.view(1, LENGTH)), model.c(x.reshape(-1, LENGTH))), [(2, "")]),
+    "other rows": (lambda model, x: model.a(x) + model.c(x * 2), [(1, ""), (1, "")]),
+    "written between": (write_between, [(1, ""), (1, "")]),
+    "written to a copied input": (write_to_copied, [(1, "")]),
+    "a product of a product": (lambda model, x: model.down(model.up(x)), [(1, ""), (1, "")]),
+    "bias of a product": (lambda m, x: functional.linear(x, m.a.weight, m.c(x[0, 0])), [(1, ""), (1, "")]),
+    "matmul": (lambda model, x: (x @ model.a.weight.t(), torch.mm(x[0], model.b.weight.T)), None),
+    "addmm": (lambda model, x: torch.addmm(model.a.bias, x[0], model.a.weight.t()), [(1, "")]),
+    "a buffer": (lambda model, x: functional.linear(x, model.fixed), [(1, "")]),
+    "part of a weight": (lambda model, x: functional.linear(x, model.a.weight[4:8]), [(1, "")]),
+    "eight rows": (lambda model, x: model.a(x.expand(2, 4, LENGTH)), [(1, "")]),
+    "rows that lie apart": (lambda model, x: model.a(x.expand(LENGTH, 3, LENGTH)[:, :, 5].t()), [(1, "")]),
+    "weights that lie columns first": (lambda model, x: x @ model.wide, []),
+    "weights with gaps": (lambda model, x: functional.linear(x[..., :24], model.a.weight[:, 8:32]), []),
+    "nine rows": (lambda model, x: model.a(x.expand(3, 3, LENGTH)), []),
+    "no row": (lambda model, x: model.a(x[:0]), []),
+    "attention scores": (lambda model, x: x @ model.a.weight.expand(2, -1, -1).mT, []),
+    "wide numbers": (lambda model, x: functional.linear(x.double(), model.a.weight.double()), []),
+    "autocast": (lambda model, x: autocast(model.a, x), []),
+    "convolution": (lambda model, x: functional.conv1d(x, model.fixed[:, None, :3]), []),
+}
+"""Functions of a model, and the calls of the operator that are put in, or None where either way is right."""
+
+
+def autocast(layer: nn.Module, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        found: Tensor = layer(x)
+    return found
+
+
+def run(model: Any, *inputs: Tensor) -> tuple[Any, Products]:
+    """Return the answer of a rewritten model, and the calls of the operator in it."""
+    calls: Products = []
+
+    def rewrite(graph: torch.fx.Graph) -> int:
+        places = products_of_few_rows.rewrite(graph)
+        nodes = graph.find_nodes(op="call_function", target=operator.products_of_few_rows)
+        calls.extend((len(node.args[1]), node.args[4]) for node in nodes)
+        assert places == len(nodes)
+        return places
+
+    return rewrite_and_call(model, *inputs, rewrite=rewrite)[0], calls
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_products_of_few_rows_are_taken_with_the_same_answers(name: str) -> None:
+    function, expected = TAKEN[name]
+    model = Model(function).eval()
+    answer, calls = run(model, GIVEN)
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if name == "autocast" else {}
+    torch.testing.assert_close(answer, model(GIVEN), **tolerance)
+    if expected is not None:
+        assert calls == expected
+        graph = record(lambda: model(GIVEN))
+        assert bool(products_of_few_rows.rewrite(graph)) == bool(expected), "the trait is found in eager"
+
+
+def score(model: Any, x: Tensor, keys: Tensor) -> Tensor:
+    queries = model.a(x).view(2, 2, 4)
+    return torch.softmax(queries @ keys.mT, -1) @ keys + torch.bmm(queries, keys[:, :4])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_products_of_few_rows_with_a_batch_are_sums_beside_them(dtype: torch.dtype) -> None:
+    model, keys = Model(score).to(dtype).eval(), draw(2, 9, 4).to(dtype)
+    names: list[str] = []
+
+    def rewrite(graph: torch.fx.Graph) -> int:
+        places = products_of_few_rows.rewrite(graph)
+        names.extend(map(name_of, graph.nodes))
+        return places
+
+    answer, places, _ = rewrite_and_call(model, GIVEN.to(dtype), keys, rewrite=rewrite)
+    expected = model(GIVEN.to(dtype), keys)
+    assert places == 1
+    assert names.count("sum") == 3
+    assert "matmul" not in names
+    assert answer.dtype is dtype
+    torch.testing.assert_close(answer, expected, **({} if dtype is torch.float32 else {"rtol": 3e-2, "atol": 3e-2}))
+
+
+@pytest.mark.parametrize("rows", [9, 0])
+def test_products_of_many_rows_with_a_batch_stay(rows: int) -> None:
+    def call(model: Any, x: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
+        return model.a(x), queries @ queries.mT
+
+    model, queries = Model(call).eval(), draw(2, rows, 4)
+    _, places, names = rewrite_and_call(model, GIVEN, queries, rewrite=products_of_few_rows.rewrite)
+    assert places == 1
+    assert "matmul" in names
+
+
+def test_weights_of_few_bits_are_read_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(lambda model, x: model.down(functional.silu(model.gate(x)) * model.up(x)) + model.a(x * 2).sum())
+    monkeypatch.setattr(formats.Float8Weights, "MULTIPLES", {"cpu": (1, 1)})
+    multiply = formats.Float8Weights.multiply  # as a GPU multiplies by weights of 8 bits
+    monkeypatch.setattr(formats.Int8Weights, "multiply", multiply)
+    monkeypatch.setattr(formats.Int8Weights, "MULTIPLES", {"cpu": (1, 1)})
+    read: list[torch.dtype] = []
+    launch = operator._launch
+    monkeypatch.setattr(operator, "_launch", lambda *given: read.append(given[3][0].dtype) or launch(*given))
+    for name, dtype in (("int8_weights", torch.int8), ("fp8_weights", torch.float8_e4m3fn)):
+        for precision in (torch.float32, torch.bfloat16):
+            rounded = transform_model(model.to(precision).eval(), (name,))[0]
+            read.clear()
+            answer, calls = run(rounded, GIVEN.to(precision))
+            expected = rounded(GIVEN.to(precision))
+            assert calls == [(2, "silu"), (1, ""), (1, "")]
+            assert read == [dtype] * 3
+            torch.testing.assert_close(answer, expected, rtol=2e-2, atol=1e-5 if precision is torch.float32 else 2e-2)
+
+
+def test_weights_that_change_in_place_are_those_that_are_read() -> None:
+    model = Model(attend).eval()
+    compiled = []
+
+    def take(module: torch.fx.GraphModule, _: Any) -> Any:
+        compiled.append(products_of_few_rows.rewrite(module.graph))
+        module.recompile()
+        return module.forward
+
+    call = torch.compile(model, backend=take)
+    call(GIVEN)
+    model.b.weight.mul_(-3)
+    model.c.bias.add_(1)
+    torch.testing.assert_close(call(GIVEN), model(GIVEN))
+    assert compiled == [1]
+
+
+def test_small_weights_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products_of_few_rows, "MIN_BYTES", 4 * LENGTH * (16 + 12 + 16))
+    assert run(Model(attend).eval(), GIVEN)[1] == [(3, "")]
+    monkeypatch.setattr(products_of_few_rows, "MIN_BYTES", 4 * LENGTH * (16 + 12 + 16) + 1)
+    assert run(Model(attend).eval(), GIVEN)[1] == []
+
+
+def test_many_products_of_one_input_are_several_kernels() -> None:
+    def call(model: Any, x: Tensor) -> list[Tensor]:
+        return [functional.linear(x, one.weight) for one in (model.a, model.b, model.c, model.gate, model.up)]
+
+    model = Model(call).eval()
+    answer, calls = run(model, GIVEN)
+    torch.testing.assert_close(answer, model(GIVEN))
+    assert calls == [(products_of_few_rows.MAX_JOINED, ""), (1, "")]
+
+
+def test_a_product_with_one_matrix_is_no_sum() -> None:
+    model = Model(lambda model, x: (model.a(x), x[0] @ model.wide)).eval()
+    _, places, names = rewrite_and_call(model, GIVEN, rewrite=products_of_few_rows.rewrite)
+    assert places == 1
+    assert "matmul" in names
+
+
+def test_the_operator_says_how_its_answers_lie() -> None:
+    x, weights = draw(2, 3, LENGTH), [draw(5, LENGTH), draw(7, LENGTH)]
+    torch.library.opcheck(operator.products_of_few_rows, (x, weights, [], [], ""))
+    torch.library.opcheck(operator.products_of_few_rows, (x, [weights[0]] * 2, [], [draw(5)] * 2, "silu"))
+
+
+@pytest.mark.parametrize("changed", ["weight", "scale", "bias", "rows"])
+def test_tensors_that_the_kernel_cannot_read_are_answered_by_pytorch(
+    changed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"rows": draw(2, LENGTH), "weight": draw(5, LENGTH), "scale": draw(5), "bias": draw(5)}
+    given[changed] = draw(9, LENGTH) if changed == "rows" else torch.stack([given[changed]] * 2, -1)[..., 0]
+    monkeypatch.setattr(operator, "_launch", None)
+    (found,) = operator.multiply(given["rows"], [given["weight"]], [given["scale"]], [given["bias"]], "")
+    torch.testing.assert_close(found, given["rows"] @ (given["weight"] * given["scale"][:, None]).t() + given["bias"])
+
+
+def test_pytorchs_product_stays_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator, "_choose", lambda *_: None)
+    monkeypatch.setattr(operator, "_launch", None)
+    x, weight = draw(1, LENGTH), draw(5, LENGTH)
+    torch.testing.assert_close(operator.multiply(x, [weight], [], [], ""), [x @ weight.t()])
+    assert [*operator._chosen.values()] == [None], "it is not chosen again"
+
+
+def test_copies_for_timing_are_larger_than_a_cache_but_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator, "MIN_COPIED", 1000)
+    weights = (draw(5, 4), draw(3, 4))
+    copies = operator._copy(weights)
+    assert copies[0] is weights
+    assert len(copies) == 8
+    assert all(torch.equal(one, other) for copy in copies for one, other in zip(copy, weights, strict=True))
+    monkeypatch.setattr(operator, "MAX_COPIES", 3)
+    assert len(operator._copy(weights)) == 3
+    assert len(operator._copy((draw(50, 50),))) == 1
+
+
+def test_it_is_proposed_for_large_weights_that_meet_few_rows_on_a_gpu() -> None:
+    model = Model(attend).eval()
+    traits = detect_traits(model, lambda: model(GIVEN), Instruments(lambda: None))
+    assert traits[Trait.FEW_ROWS]
+    assert not detect_traits(model, lambda: model(draw(9, LENGTH)), Instruments(lambda: None))[Trait.FEW_ROWS]
+    traits = frozenset({Trait.MODULE, Trait.GEMM, Trait.FEW_ROWS})
+    plan = Plan(backend="inductor", transforms=("products_of_few_rows",))
+    for device, known, is_open in (("cpu", traits, False), ("cuda", traits, True), ("cuda", {Trait.GEMM}, False)):
+        space = PlanSpace(device, "inference", frozenset(known), Numerics.SAME_PRECISION, "quick")
+        assert (plan in [one for one, _ in space.neighbours(Plan())]) is is_open
+    with pytest.raises(PlanError, match="products_of_few_rows"):
+        Plan(backend="eager", transforms=("products_of_few_rows",))
+
+
+def test_a_form_is_known_by_its_numbers() -> None:
+    assert Form(4, 4, 2).count_columns(2) == 2048
+    assert Form(4, 4, 2).count_columns(1) == 4096
+
+
+def test_attention_is_fused_first() -> None:
+    """Otherwise there would be sums in place of the products that make it attention."""
+    names = Plan(backend="inductor").with_choice("transforms", "products_of_few_rows")
+    assert names.with_choice("transforms", "fused_attention").transforms == ("fused_attention", "products_of_few_rows")
