@@ -59,9 +59,24 @@ BITS = {
 }
 """Bits of a linear layer's weight after a rewrite."""
 TUNED = PLANS["coordinate descent, captured"]
+FEW_ROWS = PLANS["inductor, captured"].with_choice("transforms", "products_of_few_rows")
+UNSPLIT = FEW_ROWS.with_choice("options", ("split_reductions", False))
+OWN = {
+    "products of few rows, captured": FEW_ROWS,
+    "products of few rows, unsplit, captured": UNSPLIT,
+    "products of few rows, joined, captured": UNSPLIT.with_choice("transforms", "joined_products"),
+    "products of few rows, coordinate descent, captured": UNSPLIT.with_choice(
+        "options", ("coordinate_descent_tuning", True)
+    ),
+}
+"""Plans with kernels of Torchwise for products of few rows, which a CPU has not."""
 QUANTIZED = {
     "int8 weights, captured": TUNED.with_choice("transforms", "int8_weights"),
     "float8, captured": TUNED.with_choice("transforms", "fp8_dynamic"),
+}
+OWN_QUANTIZED = {
+    "int8 weights, products of few rows, captured": UNSPLIT.with_choice("transforms", "int8_weights"),
+    "float8 weights, products of few rows, captured": UNSPLIT.with_choice("transforms", "fp8_weights"),
 }
 SEARCH = "the search"
 TARGETS = Path(decode_targets.__file__)
@@ -124,7 +139,10 @@ def list_slugs() -> str:
 
 def list_plans(device: str, allow: str) -> dict[str, Plan]:
     """Return the plans by their names."""
-    plans = {name: PLANS[name] for name in NAMES} | (QUANTIZED if allow == "quantized" else {})
+    plans = {name: PLANS[name] for name in NAMES}
+    plans |= OWN if device == "cuda" else {}
+    if allow == "quantized":
+        plans |= QUANTIZED | (OWN_QUANTIZED if device == "cuda" else {})
     return gpu_programs.fit_device(plans, device)
 
 
@@ -172,7 +190,7 @@ def bits_of(rewrites: list[str] | tuple[str, ...]) -> int:
 
 def write_line(name: str, cell: Cell, size: Size) -> str:
     """Return the line of a plan in the table."""
-    plan = QUANTIZED.get(name)
+    plan = (QUANTIZED | OWN_QUANTIZED).get(name)
     rewrites = cell.get("rewrites", plan.transforms if plan else ())
     shown = f"{name}: {cell['plan']}" if "plan" in cell else name
     if "speedup" not in cell:

@@ -343,7 +343,13 @@ def test_equal_distances_of_places_turn_alike(decode: ModuleType) -> None:
 
 def test_plans_of_fewer_bits_come_with_their_numerics_alone(decode: ModuleType) -> None:
     plain, quantized = (decode.list_plans("cuda", allow) for allow in ("same-precision", "quantized"))
-    assert set(quantized) - set(plain) == {"int8 weights, captured", "float8, captured"}
+    assert set(quantized) - set(plain) == {
+        "int8 weights, captured",
+        "float8, captured",
+        "int8 weights, products of few rows, captured",
+        "float8 weights, products of few rows, captured",
+    }
+    assert not any("few rows" in name for name in decode.list_plans("cpu", "quantized")), "a CPU has not their kernel"
     for allow, plans in (("same-precision", plain), ("quantized", quantized)):
         assert all(Numerics.of(allow).allows(numerics_of(plan)) for plan in plans.values())
 
@@ -355,7 +361,8 @@ def test_shares_are_of_the_bytes_that_a_plan_reads(decode: ModuleType) -> None:
     assert decode.write_line("captured", cell, size) == (
         "| captured | 2.000 [1.900, 2.100] | 1.250 | 5.00× [4.90, 5.10] | 50% | 80% |"
     )
-    assert decode.write_line("int8 weights, captured", cell, size).endswith("| 25% | 40% |")
+    for name in ("int8 weights, captured", "float8 weights, products of few rows, captured"):
+        assert decode.write_line(name, cell, size).endswith("| 25% | 40% |")
     assert set(decode.BITS) == set(quantization.NAMES), "a search may choose any"
     found = {**cell, "plan": "inductor + int8_weights", "rewrites": ["int8_weights"]}
     assert decode.write_line("the search", found, size).startswith("| the search: inductor + int8_weights | 2.000")
