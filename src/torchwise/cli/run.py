@@ -15,11 +15,11 @@ import typer
 from typer.core import TyperCommand
 
 from torchwise.cli import options as opt
-from torchwise.cli.run_report import Report, read_stored_calls, report_plans
 from torchwise.cli.search_words import list_words
 from torchwise.errors import InputError, StorageError, TorchwiseError
 
 if TYPE_CHECKING:
+    from torchwise.cli.run_report import Report
     from torchwise.records.recording import Recording
     from torchwise.report.document import Step
     from torchwise.runtime.program.script import Script
@@ -130,6 +130,7 @@ def run(
         options["calls"] = calls
     if not tune and (given := list_words(options)):
         raise InputError(f"{given[0]} is given without --tune, but only a search uses it: add --tune or leave it out")
+    from torchwise.cli.run_report import Report
     from torchwise.runtime.program.script import Script
 
     script = _find_script(Script, program or [], module)
@@ -197,6 +198,7 @@ def _find_script(kind: type[Script], program: list[str], module: str | None) -> 
 
 
 def _record(script: Script, options: dict[str, Any] | None, store: str | None, words: list[str], report: Report) -> int:
+    from torchwise.cli.run_report import read_stored_calls
     from torchwise.report.recording import recording_document
     from torchwise.runtime.program import CallRecorder
     from torchwise.runtime.program.size_proposals import propose_sizes
@@ -261,6 +263,7 @@ def _next_steps(
 
 
 def _apply(script: Script, store: str | None, words: list[str], report: Report) -> int:
+    from torchwise.cli.run_report import report_plans
     from torchwise.report.recording import applied_document
     from torchwise.runtime.program.decisions import explain_eager, read_decisions, stays_as_written
 
