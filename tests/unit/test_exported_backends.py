@@ -546,6 +546,53 @@ def test_code_for_one_size_is_refused_where_sizes_vary() -> None:
         compile_by(lambda x: x + 1, specialize, dynamic)(torch.ones(5, 3))
 
 
+# Constants.
+
+
+CONSTANTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "tensor": lambda y: y * torch.tensor([1.0, 2.0, 3.0]),
+    "of a dtype": lambda y: y * torch.tensor([1, 2, 3], dtype=torch.float32, device=y.device),
+    "index": lambda y: y[:, torch.tensor([0, 2])],
+    "new_tensor": lambda y: y + y.new_tensor([[1.0], [2.0]]),
+    "as_tensor": lambda y: y * torch.as_tensor([1.0, 2.0, 3.0]),
+    "number": lambda y: torch.where(y > 0, y, torch.tensor(-1.5)),
+    "arange": lambda y: y * torch.arange(3) + torch.arange(0.0, 1.5, 0.5),
+    "linspace": lambda y: y * torch.linspace(0, 1, 3),
+    "full": lambda y: y * torch.full((3,), 2.0),
+    "answer": lambda y: (y + 1, torch.tensor([1.0, 2.0])),
+    "written": lambda y: y * torch.tensor([1.0, 2.0, 3.0]).add_(1),
+    "mask": lambda y: y.masked_fill(torch.ones(3, 3).tril().bool()[1], 0.0),
+}
+
+
+def use_all_constants(y: torch.Tensor) -> Any:
+    return [use(y) for use in CONSTANTS.values()]
+
+
+class WithConstants(torch.nn.Module):
+    def __init__(self, use: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.use = torch.nn.Linear(3, 3), use
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.use(self.layer(x))
+
+
+@pytest.mark.parametrize("use", CONSTANTS)
+def test_constants_inside_a_forward_are_part_of_the_code(use: str) -> None:
+    model, x, compiler = WithConstants(CONSTANTS[use]).eval(), torch.randn(2, 3), Interpreter()
+    check_same(compile_by(model, compiler), model, x)
+    assert len(compiler.programs) == 1
+
+
+@pytest.mark.parametrize("name", ["openvino", pytest.param("onnxruntime", marks=pytest.mark.slow)])
+def test_real_compilers_take_constants_inside_a_forward(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    model, x = WithConstants(use_all_constants).eval(), torch.randn(2, 3)
+    with caplog.at_level(logging.INFO, "torchwise"):
+        check_same(compile_whole(model, Plan(backend=name), x), model, x)
+    assert "leaves a part" not in caplog.text
+
+
 # ONNX Runtime, AOTInductor and TensorRT.
 
 

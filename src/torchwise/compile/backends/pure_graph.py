@@ -23,6 +23,7 @@ from torchwise.errors import UnsupportedError
 
 Node = torch.fx.Node
 CAT = torch.ops.aten.cat.default
+COPY_CONSTANT = torch.ops.aten.lift_fresh_copy.default
 MAX_SHARED = 1 << 28
 """Bytes of the memory of several outputs up to which they are compared element by element."""
 STATISTICS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
@@ -316,7 +317,7 @@ def _find_problems(
     program: torch.export.ExportedProgram, *, allows_random: bool, keeps_draws: bool, allows_complex: bool
 ) -> Iterator[str]:
     """Yield the reasons why another compiler would not do the same as PyTorch."""
-    own = set(_list_memory(program.graph.nodes, ("placeholder",), "val"))
+    own = set(_list_memory((node for node in program.graph.nodes if not _is_copied(node)), ("placeholder",), "val"))
     for node in program.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.is_complex() and not allows_complex:
@@ -335,6 +336,11 @@ def _find_problems(
         turned_on = given.get(STATISTICS.get(str(node.target).split(".")[1], ""))
         if turned_on is True and given.get("running_mean") is not None:
             yield f"{node.target} writes to its running statistics: use eval()"
+
+
+def _is_copied(node: Node) -> bool:
+    """Whether a node is a constant that the program only reads to make tensors of its own, as `torch.tensor` does."""
+    return bool(node.users) and all(user.target is COPY_CONSTANT for user in node.users)
 
 
 def _is_used(node: Node) -> bool:
