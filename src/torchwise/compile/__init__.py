@@ -1,6 +1,7 @@
 """Compile a model by a plan, and return a callable with the same signature."""
 
 from torchwise.compile.backends import Backend
+from torchwise.compile.backends.shares import tell_shares
 from torchwise.compile.compiled_plan import CompiledPlan, compile_plan
 from torchwise.compile.recognizer import Recognize, Recognizer, make_recognizer
 from torchwise.compile.signature import Signature, is_plain, signature_of
@@ -15,4 +16,5 @@ __all__ = [
     "is_plain",
     "make_recognizer",
     "signature_of",
+    "tell_shares",
 ]

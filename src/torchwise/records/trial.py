@@ -175,6 +175,7 @@ class Trial(Shown):
         graph_break: where and why the graph of the plan breaks first, if that may be why it is not faster, or "".
         instead: a rewrite whose change the user's limit refuses, and the one with fewer parts that passes it, or None.
         digest: of the answers' bits, if those of every other process must be equal, or "".
+        share: of the model's operators that the backend takes, and why not more, or "" if it takes all.
     """
 
     number: Count
@@ -192,6 +193,7 @@ class Trial(Shown):
     graph_break: str = ""
     instead: tuple[str, str] | None = None
     digest: str = ""
+    share: str = ""
 
     def __repr__(self) -> str:
         return f"<Trial {self.number} of {self.plan}: {self.reason or self.state}>"

@@ -125,13 +125,18 @@ def study_document(
             *(() if plots is None else steps_section(study)),
             *doc.plot_section(plots or ()),
             *doc.list_section("Not tried", study.excluded, MAX_EXCLUDED),
-            *doc.list_section("Notes", notes(study)),
+            *doc.list_section("Notes", [*notes(study), *_list_shares(study)]),
             *([doc.Section("Next", (doc.Commands(steps),))] if steps else []),
             *(() if plots is None else _list_evidence(study, candidates)),
         ),
         footer=f"{took}With another GPU, driver, PyTorch or model, this decision is stale, and plans must be verified "
         "again.",
     )
+
+
+def _list_shares(study: Study) -> list[str]:
+    """List which shares of the model's operators backends take that leave the rest to eager."""
+    return [show.one_line(share) for share in dict.fromkeys(trial.share for trial in study.trials) if share]
 
 
 def _calls_lost(study: Study) -> str:
@@ -376,6 +381,7 @@ def _collect_facts(trial: Trial, study: Study) -> tuple[doc.Fact, ...]:
         eager = show.size(study.eager_peak_memory)
         found.append(("Peak memory", f"{show.size(costs.peak_memory)}, eager {eager}"))
         found.append(("Compile caches", show.size(costs.cache_bytes)))
+    found.append(("Operators", trial.share))
     if trial.seconds:
         found.append(("Duration of the trial", show.seconds(trial.seconds)))
     return drop_empty([*found, ("Started", when(trial.started_at))])

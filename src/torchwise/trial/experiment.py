@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwise._torch.dynamo import count_compiled_graphs, count_graph_breaks
-from torchwise.compile import Backend, compile_plan
+from torchwise.compile import Backend, compile_plan, tell_shares
 from torchwise.compile.transforms import transform_model
 from torchwise.compile.transforms.quantization import has_quantized_layers
 from torchwise.compile.uncompiled_reason import find_graph_break, why_uncompiled
@@ -302,13 +302,13 @@ def attempt(job: Job, stage: Callable[[str], None], backend: Backend | None = No
         if verdict.outcome is not Outcome.PASS and not verdict.lacks_property_alone:
             costs = Costs(cold_s=cold, cache_bytes=_size(job.cache_dir))
             instead = find_smaller_rewrite(job, trial.harness.workload) if verdict.is_change_refused else None
-            return Attempt(costs, verdict, instead=instead)
+            return Attempt(costs, verdict, instead=instead, share=tell_shares())
         digest = trial.digest_answers()
         stage(WorkerStage.MEASURE)
         measurement = trial.measure()
         own, eager = trial.harness.memory(trial.calls)
         costs = Costs(cold, peak_memory=own, baseline_peak_memory=eager, cache_bytes=_size(job.cache_dir))
-        return Attempt(costs, verdict, measurement, trial.find_graph_break(measurement), digest)
+        return Attempt(costs, verdict, measurement, trial.find_graph_break(measurement), digest, share=tell_shares())
 
 
 def start_warm(job: Job, stage: Callable[[str], None]) -> Restart:

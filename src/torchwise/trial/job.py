@@ -152,6 +152,7 @@ class Attempt:
         graph_break: the first graph break with its line, of a plan that is not surely faster than eager, or "".
         digest: of the answers' bits, if those of another process must be equal, or "".
         instead: a rewrite that the user's limit refuses, and the one with fewer parts that passes it, or None.
+        share: of the model's operators that the backend takes, and why not more, or "" if it takes all.
     """
 
     costs: Costs
@@ -160,6 +161,7 @@ class Attempt:
     graph_break: str = ""
     digest: str = ""
     instead: tuple[str, str] | None = None
+    share: str = ""
 
 
 @dataclass(frozen=True, slots=True)

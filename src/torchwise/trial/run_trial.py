@@ -143,6 +143,7 @@ def _record_verdict(trial: Trial, attempt: Attempt) -> Trial:
         graph_break=attempt.graph_break,
         instead=attempt.instead,
         digest=attempt.digest,
+        share=attempt.share,
     )
     if verdict.lacks_property_alone and measurement is not None:
         return replace(found, state=TrialState.COMPLETE, reason=_describe_lack(verdict, found))

@@ -17,11 +17,14 @@ import torch
 from torchwise._torch import dynamo
 from torchwise._torch.symbols import list_conditions
 from torchwise.compile.backends.freezing import Freezing
+from torchwise.compile.backends.graph_parts import count_operators
 from torchwise.compile.backends.graphs import NOTHING, Varying, compile_call
 from torchwise.compile.backends.index_checks import Check, find_checks
+from torchwise.compile.backends.largest_parts import describe_error, take_largest_parts
 from torchwise.compile.backends.pure_graph import PureGraph
+from torchwise.compile.backends.shares import MIN_SHARE, Share, count_share
 from torchwise.compile.backends.whole_numbers import find_range
-from torchwise.errors import UnsupportedError, first_line, format_error
+from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 
 Run = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
@@ -85,7 +88,7 @@ def _check_inputs(run: Run, checks: Sequence[Check], name: str) -> Run:
 
 
 class Parts:
-    """A backend of Dynamo: it compiles the graphs that the compiler takes, and leaves the others in eager.
+    """A backend of Dynamo: it compiles the graphs that the compiler takes, or their largest parts, and leaves the rest.
 
     Args:
         name: of the compiler, for messages.
@@ -94,32 +97,54 @@ class Parts:
 
     def __init__(self, name: str, compile_program: CompileProgram) -> None:
         self._name, self._compile_program = name, compile_program
-        self._taken, self._refusal = 0, "PyTorch captured no graph of it"
+        self._share, self._refusal = count_share(name), "PyTorch captured no graph of it"
         self._about: tuple[str | tuple[str, Any], ...] = ABOUT
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Compile a graph, or return it as it was captured."""
+        """Compile a graph or parts of it, or return it as it was captured."""
+        operators = count_operators(graph.graph.nodes)
         try:
-            pure = PureGraph(graph, inputs)
-            program = pure.export()
-            with dynamo.while_exporting():
-                conditions = list_conditions(program)
-                compiled = pure.bind(self._compile_program(program, pure.examples, pure.outputs))
-                if added := [one for one in list_conditions(program) if one not in conditions]:
-                    raise UnsupportedError(f"its code holds only for sizes with {added[0]}: keep shapes static")
+            compiled, share = self._compile(graph, inputs), Share(self._name, operators, operators, 1)
         except torch.OutOfMemoryError:  # which no other graph would have
             raise
-        except Exception as error:  # a compiler may raise any error, and the graph itself still runs
-            self._refusal = str(error) if isinstance(error, UnsupportedError) else first_line(format_error(error))
-            self._about = getattr(error, "about", ()) or ABOUT
-            logger.info("torchwise: %s leaves a part of the model in eager: %s", self._name, self._refusal)
-            return graph.forward
-        self._taken += 1
+        except Exception as error:  # a compiler may raise any error, and parts or the graph itself still run
+            compiled, share = self._take_parts(graph, inputs, error)
+        self._share += share
         return compiled
+
+    def _compile(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        pure = PureGraph(graph, inputs)
+        program = pure.export()
+        with dynamo.while_exporting():
+            conditions = list_conditions(program)
+            compiled = pure.bind(self._compile_program(program, pure.examples, pure.outputs))
+            if added := [one for one in list_conditions(program) if one not in conditions]:
+                raise UnsupportedError(f"its code holds only for sizes with {added[0]}: keep shapes static")
+        return compiled
+
+    def _take_parts(
+        self, graph: torch.fx.GraphModule, inputs: Sequence[Any], refusal: Exception
+    ) -> tuple[Callable[..., Any], Share]:
+        """Return the graph with its largest parts compiled, or as it was captured if there are none."""
+        compiled, share = graph, Share(self._name, count_operators(graph.graph.nodes))
+        try:
+            if "backend" in getattr(refusal, "about", ()):  # it holds for all graphs
+                raise refusal
+            compiled = take_largest_parts(graph, inputs, self._compile, refusal, share)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # any of a compiler's
+            self._refusal = describe_error(error)
+            self._about = getattr(error, "about", ()) or ABOUT
+            share.reasons[self._refusal] = None
+        logger.info("torchwise: %s leaves a part of the model in eager: %s", self._name, "; ".join(share.reasons))
+        return compiled.forward, share
 
     @contextlib.contextmanager
     def assert_applied(self) -> Iterator[None]:
-        """Refuse the plan on exit if the compiler takes no part of the model."""
+        """Refuse the plan on exit if the compiler takes no part of the model, or too few of its operators."""
         yield
-        if not self._taken:
+        if not self._share.taken:
             raise UnsupportedError(f"backend {self._name!r} takes no part of the model: {self._refusal}", self._about)
+        if not self._share.is_enough:
+            raise UnsupportedError(f"{self._share}. It must take at least {MIN_SHARE:.0%}", self._about)

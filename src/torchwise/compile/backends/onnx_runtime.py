@@ -14,6 +14,7 @@ from torch.utils.dlpack import from_dlpack
 
 from torchwise.compile.backends.exported import Run, compile_exported
 from torchwise.compile.backends.graphs import NOTHING, Varying
+from torchwise.compile.backends.named_operators import OperatorError
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 
@@ -79,11 +80,18 @@ def _convert(program: torch.export.ExportedProgram) -> torch.onnx.ONNXProgram:
         lacking = _LACKS.search(str(error))
         if lacking is None:
             raise
-        raise UnsupportedError(f"ONNX has no operation for {lacking[1]}") from error
+        raise OperatorError(f"ONNX has no operation for {lacking[1]}", _find_named(program, lacking[1])) from error
     finally:
         log.setLevel(level)
     assert converted is not None
     return converted
+
+
+def _find_named(program: torch.export.ExportedProgram, operator: str) -> list[torch.fx.Node]:
+    """Return the nodes of an operator that ONNX lacks, whichever library of PyTorch's has it."""
+    name = operator.split(".")[1]
+    nodes = program.run_decompositions().graph.nodes
+    return [node for node in nodes if str(node.target).split(".")[1:2] == [name]]
 
 
 class _Session:

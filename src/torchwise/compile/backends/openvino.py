@@ -14,8 +14,9 @@ import torch
 
 from torchwise.compile.backends.exported import Run, compile_exported
 from torchwise.compile.backends.graphs import NOTHING, Varying
+from torchwise.compile.backends.named_operators import OperatorError
 from torchwise.compile.backends.pure_graph import find_shape
-from torchwise.compile.backends.whole_numbers import list_dtypes
+from torchwise.compile.backends.whole_numbers import find_dtypes
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 
@@ -48,9 +49,9 @@ def _compile_program(
     for tensor in (*inputs, *outputs):
         if tensor.device.type != "cpu":
             raise UnsupportedError(f"OpenVINO runs on the CPU here, but a tensor is on {tensor.device}")
-    for dtype in list_dtypes(program):
-        if dtype not in _TYPES:
-            raise UnsupportedError(f"OpenVINO has no {dtype} on the CPU, where it computes in float32")
+    lacking = find_dtypes(program, set(_TYPES))
+    for dtype, nodes in lacking.items():
+        raise OperatorError(f"OpenVINO has no {dtype} on the CPU, where it computes in float32", nodes)
     tensors = (*program.parameters(), *program.buffers(), *inputs)
     compiled = openvino.Core().compile_model(_convert(program), "CPU", _make_config(tensors))
     if len(compiled.inputs) != len(inputs):
@@ -70,7 +71,8 @@ def _convert(program: torch.export.ExportedProgram) -> Any:
     decompositions = torch.export.default_decompositions()
     for kept in ops_to_not_decompose():
         decompositions.pop(kept, None)
-    decoder = TorchFXPythonDecoder(program.run_decompositions(decompositions).module(), dynamic_shapes=True)
+    program = program.run_decompositions(decompositions)
+    decoder = TorchFXPythonDecoder(program.module(), dynamic_shapes=True)
     frontend = FrontEndManager().load_by_framework("pytorch")
     try:
         return frontend.convert(frontend.load(decoder))
@@ -78,7 +80,8 @@ def _convert(program: torch.export.ExportedProgram) -> Any:
         lacking = _LACKS.search(str(error))
         if lacking is None:
             raise
-        raise UnsupportedError(f"OpenVINO has no operation for {lacking[1]}") from error
+        nodes = [node for node in program.graph.nodes if str(node.target) in re.split(r"[,\s]+", lacking[1])]
+        raise OperatorError(f"OpenVINO has no operation for {lacking[1]}", nodes) from error
 
 
 def _make_config(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torchwise._torch import dynamo
 from torchwise._torch.dispatch import OpOverload, draws_numbers
 from torchwise._torch.symbols import number_expression, number_hint, varies
+from torchwise.compile.backends.named_operators import OperatorError
 from torchwise.compile.signature import is_strided
 from torchwise.errors import UnsupportedError
 
@@ -57,7 +58,7 @@ class PureGraph:
         self.outputs = [_value_of(node) for node in self._computed]
         if other := [value for value in self.outputs if not isinstance(value, torch.Tensor) or not is_strided(value)]:
             raise UnsupportedError(f"it has an output of type {type(other[0]).__name__}, and not a dense tensor")
-        self._strides = [_find_strides(value) for value in self.outputs]
+        self._strides = [find_strides(value) for value in self.outputs]
         self._places = {node: place for place, node in enumerate(placeholders)}
         self._module, values = _copy_computation(graph, self._computed)
         _replace_sizes(self._module, values, placeholders)
@@ -92,11 +93,11 @@ class PureGraph:
         ]
         with dynamo.while_exporting():
             program = torch.export.export(self._module, tuple(self.examples), dynamic_shapes=tuple(shapes))
-        problems = _find_problems(
-            program, allows_random=allows_random, keeps_draws=keeps_draws, allows_complex=allows_complex
+        problems = list(
+            _find_problems(program, allows_random=allows_random, keeps_draws=keeps_draws, allows_complex=allows_complex)
         )
-        for problem in problems:
-            raise UnsupportedError(problem)
+        if problems:
+            raise OperatorError(problems[0][1], [node for node, _ in problems])
         _drop_empty_parts(program)
         _check_no_views(self.outputs, self._graph)
         return program
@@ -287,7 +288,7 @@ def find_shape(tensor: torch.Tensor) -> tuple[int, ...] | None:
     return None if any(map(varies, tensor.shape)) else tuple(map(int, tensor.shape))
 
 
-def _find_strides(value: torch.Tensor) -> tuple[int, ...] | None:
+def find_strides(value: torch.Tensor) -> tuple[int, ...] | None:
     """Return the strides that an output must be given, or None if it is contiguous, as compilers answer.
 
     Raises:
@@ -315,27 +316,27 @@ def _overlaps(value: torch.Tensor) -> bool:
 
 def _find_problems(
     program: torch.export.ExportedProgram, *, allows_random: bool, keeps_draws: bool, allows_complex: bool
-) -> Iterator[str]:
-    """Yield the reasons why another compiler would not do the same as PyTorch."""
+) -> Iterator[tuple[Node, str]]:
+    """Yield the nodes that another compiler would not compute as PyTorch does, with the reasons."""
     own = set(_list_memory((node for node in program.graph.nodes if not _is_copied(node)), ("placeholder",), "val"))
     for node in program.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.is_complex() and not allows_complex:
-            yield f"it computes with complex numbers ({node.name}), which the backend does not have"
+            yield node, f"it computes with complex numbers ({node.target}), which the backend does not have"
         if not isinstance(node.target, OpOverload):
             continue
         given = list_arguments(node)
         is_random = draws_numbers(node.target, node.args, node.kwargs)
         if is_random and allows_random and keeps_draws and not _is_used(node):  # the next draw would be another
-            yield f"{node.target} draws random numbers that nothing reads, and decomposing the graph drops it"
+            yield node, f"{node.target} draws random numbers that nothing reads, and decomposing the graph drops it"
         if is_random and not allows_random:
-            yield f"{node.target} draws random numbers, and the backend would draw others: use eval() for dropout"
+            yield node, f"{node.target} draws random numbers, and the backend would draw others: use eval() for dropout"
         written = [arg.name for arg in node.target._schema.arguments if arg.alias_info and arg.alias_info.is_write]
         if any(_is_in(one, own) for name in written for one in _list(given.get(name))):
-            yield f"{node.target} writes to an input or a weight, and the backend only computes values"
+            yield node, f"{node.target} writes to an input or a weight, and the backend only computes values"
         turned_on = given.get(STATISTICS.get(str(node.target).split(".")[1], ""))
         if turned_on is True and given.get("running_mean") is not None:
-            yield f"{node.target} writes to its running statistics: use eval()"
+            yield node, f"{node.target} writes to its running statistics: use eval()"
 
 
 def _is_copied(node: Node) -> bool:

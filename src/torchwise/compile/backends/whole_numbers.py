@@ -14,6 +14,7 @@ import torch
 
 from torchwise._torch.symbols import varies
 from torchwise.compile.backends.index_checks import KEEPS_ALL, TAKES_PART, find_checks, name_of
+from torchwise.compile.backends.named_operators import OperatorError
 from torchwise.compile.backends.pure_graph import list_arguments
 from torchwise.errors import UnsupportedError
 
@@ -96,15 +97,20 @@ def check_whole_numbers(program: torch.export.ExportedProgram, widest: range) ->
             bounds[node] = _find_bound(node, bounds, from_inputs)
         bounds[node] = min(bounds[node], of_dtype)
         if bounds[node] > MOST:
-            raise UnsupportedError(
-                f"its whole numbers may need 64 bits and would get 32 ({node.target}): leave it to another compiler"
+            raise OperatorError(
+                f"its whole numbers may need 64 bits and would get 32 ({node.target}): leave it to another compiler",
+                [node],
             )
 
 
-def list_dtypes(program: torch.export.ExportedProgram) -> list[torch.dtype]:
-    """List the dtypes of all tensors of a program, those between its operators included."""
-    nodes = (node for node in program.graph.nodes)
-    return list(dict.fromkeys(one.dtype for node in nodes for one in _list_tensors(node.meta.get("val"))))
+def find_dtypes(program: torch.export.ExportedProgram, known: set[torch.dtype]) -> dict[torch.dtype, list[Node]]:
+    """Return the other dtypes of tensors in a program than those that are known, each with the nodes that have it."""
+    found = dict[torch.dtype, list[Node]]()
+    for node in program.graph.nodes:
+        for one in _list_tensors(node.meta.get("val")):
+            if one.dtype not in known:
+                found.setdefault(one.dtype, []).append(node)
+    return found
 
 
 def _find_bound(node: Node, bounds: dict[Node, float], from_inputs: set[Node]) -> float:

@@ -11,7 +11,7 @@ register(
         "onnxruntime",
         Numerics.SAME_PRECISION,
         complexity=6,
-        summary="ONNX Runtime compiles the graphs, with the weights as constants. "
+        summary="ONNX Runtime compiles the graphs or their largest parts, with the weights as constants. "
         "When weights change, the plan is stale and eager answers",
         modes=("inference",),
         excluded_by=(

@@ -11,7 +11,7 @@ register(
         "openvino",
         Numerics.SAME_PRECISION,
         complexity=6,
-        summary="OpenVINO compiles the graphs, with the weights as constants. "
+        summary="OpenVINO compiles the graphs or their largest parts, with the weights as constants. "
         "When weights change, the plan is stale and eager answers",
         devices=("cpu",),
         modes=("inference",),
