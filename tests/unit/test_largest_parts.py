@@ -174,9 +174,10 @@ def test_memory_is_shared_as_in_eager(call: Callable[..., Any]) -> None:
 
 def test_sizes_go_into_parts_and_out_of_them() -> None:
     def call(x: torch.Tensor) -> torch.Tensor:
-        y = grow(x) * x.shape[0]
+        twice = x.shape[0] * 2
+        y = grow(x) * x.shape[0] + twice
         y = i0(y.reshape(-1, y.shape[0] * 2)) * y.shape[1]
-        return grow(y.reshape(x.shape[0], -1)) / x.shape[1]
+        return grow(y.reshape(x.shape[0], -1)) / x.shape[1] + twice
 
     compiler = Interpreter()
     compiled = compile_by(call, compiler, replace(OPENVINO, shapes="dynamic"))
@@ -194,7 +195,7 @@ def test_a_graph_is_taken_whole_but_for_the_views_that_it_returns() -> None:
 
 def return_views(x: torch.Tensor) -> Any:
     y = grow(x)
-    return y, y[0], x[1], y.t()
+    return y, y[0], x[1], y.t(), grow(y)[:1].expand(4, 4)
 
 
 # What is refused.
