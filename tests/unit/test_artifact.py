@@ -340,9 +340,9 @@ def test_a_plan_that_rewrites_in_eager_must_answer_and_has_no_code(
 
 
 def save_without_code(tmp_path: Path) -> tuple[Path, Decision, Recorded]:
-    decision, launcher = make_decision(NET, Plan(backend="openvino"), X), Recorded()
-    artifact.save(tmp_path / "openvino.tw", NET, decision, X, launcher=launcher)
-    return tmp_path / "openvino.tw", decision, launcher
+    decision, launcher = make_decision(NET, Plan(backend="aot-inductor"), X), Recorded()
+    artifact.save(tmp_path / "model.tw", NET, decision, X, launcher=launcher)
+    return tmp_path / "model.tw", decision, launcher
 
 
 def test_a_plan_that_compiles_in_each_process_is_stored_without_code(
@@ -352,19 +352,37 @@ def test_a_plan_that_compiles_in_each_process_is_stored_without_code(
     assert [build.step for build in launcher.builds] == ["start"], "it must answer, and is compiled once"
     assert artifact.info(file).manifest.members.keys() == {"decision.json"}
     told = _describe_artifact(artifact.info(file))
-    assert told.endswith("no code: openvino compiles in each process, on its first calls, which took 1.00 s.")
+    assert told.endswith("no code: aot-inductor compiles in each process, on its first calls, which took 1.00 s.")
     with caplog.at_level("INFO", "torchwise"):
         assert artifact.load(file) == decision, "without code there is nothing to trust"
-    assert "no code: openvino compiles on the first calls of each process, in some 1 s" in caplog.text
+    assert "no code: aot-inductor compiles on the first calls of each process, in some 1 s" in caplog.text
 
 
+@pytest.mark.parametrize("backend", ["aot-inductor", "openvino"])
 def test_an_artifact_whose_compiler_is_not_here_says_who_answers(
-    tmp_path: Path, place: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    backend: str, tmp_path: Path, place: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, decision, _ = save_without_code(tmp_path)
-    monkeypatch.setitem(CHOICES, (key := ("backend", "openvino")), replace(CHOICES[key], packages=("not_there",)))
-    assert artifact.load(file) == decision
-    assert "your model itself answers here: backend is 'openvino', but it needs not_there" in caplog.text
+    decision = make_decision(NET, Plan(backend=backend), X)
+    artifact.save(tmp_path / "model.tw", NET, decision, X, launcher=Recorded())
+    monkeypatch.setitem(CHOICES, (key := ("backend", backend)), replace(CHOICES[key], packages=("not_there",)))
+    assert artifact.load(tmp_path / "model.tw", trust=True) == decision
+    assert f"your model itself answers here: backend is '{backend}', but it needs not_there" in caplog.text
+
+
+def test_code_of_another_compiler_is_for_its_version(
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, compilers = environment.detect, "openvino 1.0"
+    monkeypatch.setattr(environment, "detect", lambda device: replace(there(device), compilers=compilers))
+    for plan in (Plan(backend="openvino"), INDUCTOR):
+        decision = make_decision(NET, plan, X)
+        artifact.save(tmp_path / f"{plan.backend}.tw", NET, decision, X, launcher=Recorded())
+    compilers = "openvino 2.0"
+    with pytest.raises(InputError, match="holds compiled code, which runs in this process when it is loaded"):
+        artifact.load(tmp_path / "openvino.tw")
+    with pytest.raises(StalePlanError, match=r"compilers: openvino 1.0 there, openvino 2.0 here"):
+        artifact.load(tmp_path / "openvino.tw", trust=True)
+    assert artifact.load(tmp_path / "inductor.tw", trust=True).plan == INDUCTOR
 
 
 def test_it_is_compiled_once_and_started_once_more_from_what_that_left(tmp_path: Path, decision: Decision) -> None:
@@ -547,3 +565,16 @@ def test_another_process_finds_everything_compiled(tmp_path: Path, live: bool) -
     command = [sys.executable, "-c", START, str(tmp_path / "model.tw"), name]
     done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
     assert done.stdout.split() == ["True", "1", "0", "1"], done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_another_process_finds_the_models_of_other_compilers(tmp_path: Path) -> None:
+    from torchwise.workload import target
+
+    (tmp_path / "model.py").write_text(MODEL)
+    name = f"{tmp_path / 'model.py'}:make"
+    workload = target.load(name)
+    decision = make_decision(workload.call, Plan(backend="openvino"), *workload.examples[0].args)
+    made = artifact.save(tmp_path / "model.tw", name, decision)
+    assert made.manifest.compiled_anew == 0
+    assert [file for file in made.manifest.members if file.startswith("inductor/torchwise_models/")]

@@ -140,7 +140,7 @@ def test_what_the_study_says_is_refused_without_loading_torch(tmp_path: Path) ->
     [
         (Plan(capture="call"), ", which compiles nothing."),
         (Plan(transforms=("batched_loop",)), ", and no code: functions are rewritten in each process, "),
-        (Plan(backend="openvino"), ", and no code: openvino compiles in each process, "),
+        (Plan(backend="aot-inductor"), ", and no code: aot-inductor compiles in each process, "),
     ],
 )
 def test_an_artifact_without_code_says_what_each_process_does(plan: Plan, said: str) -> None:

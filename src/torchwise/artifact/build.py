@@ -48,7 +48,7 @@ def save(
 
     A worker compiles the plan as it will be used. Another worker then starts it once more from the first one's results,
     and the manifest holds the cost of that start. Nothing is compiled in this process, and the model is not changed.
-    For compilers that compile in each process, such as OpenVINO, the artifact has the decision alone.
+    For compilers that compile in each process, such as TensorRT, the artifact has the decision alone.
 
     Args:
         path: the file, or the URL of a folder, such as s3://bucket/models, where each machine finds its own (`folder`).
@@ -238,7 +238,10 @@ def _first_calls(build: Build) -> float:
 
 
 def _count_compiled_graphs() -> int:
-    from torchwise.compile.programs.build import MADE  # with all of the compilers, which a program that loads lacks
+    from torchwise.compile.backends import kept_models  # with all of the compilers, which a program that loads lacks
+    from torchwise.compile.programs.build import MADE
 
     counts = dynamo.get_counters("inductor")
-    return counts.get("fxgraph_cache_miss", 0) + counts.get("fxgraph_cache_bypass", 0) + len(MADE)
+    return (
+        counts.get("fxgraph_cache_miss", 0) + counts.get("fxgraph_cache_bypass", 0) + len(MADE) + len(kept_models.MADE)
+    )

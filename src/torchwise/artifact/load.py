@@ -190,10 +190,12 @@ def _install_code(path: str, found: Package, trust: bool) -> Decision:
             f"{path} holds compiled code, which runs in this process when it is loaded, but trust is False: give "
             "trust=True (--trust) if you know who made it, or read the decision alone by info"
         )
-    if different := manifest.differences():
+    if different := found.info.list_differences():
         raise StalePlanError(
             f"{path} is for another machine or software ({'; '.join(different)}): save one here, or go on without it"
         )
+    if lacking := find_unusable_part(found.info.decision.plan):
+        _warn_that_original_answers(path, lacking)
     place(found.code)
     cpu_isa_cache.replay(manifest.checks)
     _set_up_compiler(found.info.decision.workload.device)
@@ -206,7 +208,7 @@ def _tell_what_is_missing(path: str, info: Info) -> None:
     if not plan.is_traced:
         return
     if lacking := find_unusable_part(plan):
-        logger.warning("torchwise: %s: your model itself answers here: %s", path, lacking)
+        _warn_that_original_answers(path, lacking)
         return
     logger.info(
         "torchwise: %s has the decision, and no code: %s on the first calls of each process, in some %.2g s",
@@ -214,6 +216,10 @@ def _tell_what_is_missing(path: str, info: Info) -> None:
         "the model is rewritten" if plan.backend == "eager" else f"{plan.backend} compiles",
         info.manifest.cold_s,
     )
+
+
+def _warn_that_original_answers(path: str, lacking: str) -> None:
+    logger.warning("torchwise: %s: your model itself answers here: %s", path, lacking)
 
 
 def place(code: Mapping[str, bytes]) -> int:

@@ -98,6 +98,14 @@ class Info(Shown):
     def __repr__(self) -> str:
         return f"<Info on {self.decision.workload.target}: plan {self.decision.plan}, {self.size / 2**20:.1f} MiB>"
 
+    def list_differences(self) -> list[str]:
+        """Name each difference of this machine and software from those that the code is for.
+
+        Versions of other makers' compilers count only for a plan that needs one.
+        """
+        here = environment.detect(self.manifest.environment.device)
+        return list(dict.fromkeys((*self.manifest.differences(), *self.decision.list_changes(here))))
+
     def to_json(self) -> str:
         """Return the result as JSON."""
         return codec.to_json(self)

@@ -164,7 +164,7 @@ def info(
     details = artifact.info(file)
     if json:
         write_atomically(f"{details.to_json()}\n", json)
-    different = details.manifest.differences()
+    different = details.list_differences()
     typer.echo(f"{_hide_password(file)}: {_describe_artifact(details)}")
     typer.echo(f"Decision: {details.decision.reason}")
     typer.echo(f"Written by torchwise {details.manifest.torchwise} for {details.decision.workload.target}")

@@ -14,6 +14,7 @@ from torch.utils.dlpack import from_dlpack
 
 from torchwise.compile.backends.exported import Run, compile_exported
 from torchwise.compile.backends.graphs import NOTHING, Varying
+from torchwise.compile.backends.kept_models import load_or_convert
 from torchwise.compile.backends.named_operators import OperatorError
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
@@ -38,7 +39,9 @@ def _compile_program(
 
 
 def _make_session(program: torch.export.ExportedProgram, tensors: Sequence[torch.Tensor]) -> Any:
+    import onnx
     import onnxruntime
+    import onnxscript
 
     provider = _choose_provider(tensors)
     options = onnxruntime.SessionOptions()
@@ -46,10 +49,19 @@ def _make_session(program: torch.export.ExportedProgram, tensors: Sequence[torch
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.add_session_config_entry("session.force_spinning_stop", "1")  # or its threads disturb PyTorch's
     options.log_severity_level = 3  # errors, which are raised as well
-    with tempfile.TemporaryDirectory(prefix="torchwise-onnx-") as folder:  # weights beyond 2 GB need files
-        file = str(Path(folder, "model.onnx"))
-        _convert(program).save(file)
-        return onnxruntime.InferenceSession(file, options, providers=[provider])
+
+    def load(model: str | bytes) -> Any:
+        return onnxruntime.InferenceSession(model, options, providers=[provider])
+
+    def convert() -> tuple[Any, Callable[[], bytes]]:
+        converted = _convert(program)
+        with tempfile.TemporaryDirectory(prefix="torchwise-onnx-") as folder:  # weights beyond 2 GB need files
+            file = str(Path(folder, "model.onnx"))
+            converted.save(file)
+            return load(file), lambda: converted.model_proto.SerializeToString()
+
+    facts = ("onnx", onnx.__version__, onnxscript.__version__)  # the session has its settings, and the file has none
+    return load_or_convert(program, facts, load, convert)
 
 
 def _choose_provider(tensors: Sequence[torch.Tensor]) -> Any:

@@ -6,6 +6,7 @@ weights. So graphs are exported with the weights as constants, and converted as 
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 from torchwise.compile.backends.exported import Run, compile_exported
 from torchwise.compile.backends.graphs import NOTHING, Varying
+from torchwise.compile.backends.kept_models import load_or_convert
 from torchwise.compile.backends.named_operators import OperatorError
 from torchwise.compile.backends.pure_graph import find_shape
 from torchwise.compile.backends.whole_numbers import find_dtypes
@@ -53,7 +55,14 @@ def _compile_program(
     for dtype, nodes in lacking.items():
         raise OperatorError(f"OpenVINO has no {dtype} on the CPU, where it computes in float32", nodes)
     tensors = (*program.parameters(), *program.buffers(), *inputs)
-    compiled = openvino.Core().compile_model(_convert(program), "CPU", _make_config(tensors))
+    core, config = openvino.Core(), _make_config(tensors)
+
+    def convert() -> tuple[Any, Callable[[], bytes]]:
+        compiled = core.compile_model(_convert(program), "CPU", config)
+        return compiled, lambda: compiled.export_model().getvalue()
+
+    facts = ("openvino", openvino.__version__, sorted(config.items()))
+    compiled = load_or_convert(program, facts, lambda data: core.import_model(io.BytesIO(data), "CPU", config), convert)
     if len(compiled.inputs) != len(inputs):
         raise UnsupportedError(f"OpenVINO has {len(compiled.inputs)} of its {len(inputs)} inputs")
     return _Session(compiled, outputs)

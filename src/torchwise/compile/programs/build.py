@@ -67,11 +67,11 @@ def load_module(source: str) -> Any:
     file = folder / f"{_digest(library)}.so"
     MADE.append(file)
     try:
-        _write(file, library)
+        write_whole(file, library)
     except OSError as error:  # the folder is for reading alone, or full
         logger.warning("torchwise: the code of a region is not kept: %s", error)
         with tempfile.TemporaryDirectory() as other:  # a loaded library needs its file no longer
-            _write(file := Path(other, file.name), library)
+            write_whole(file := Path(other, file.name), library)
             return _import_library(file)
     return _import_library(file)
 
@@ -103,7 +103,7 @@ def install_library(source: str, key: str, library: bytes) -> Any:
         return _import_library(file)
     except (ImportError, OSError):  # it is not there yet, or was changed
         try:
-            _write(file, library)
+            write_whole(file, library)
             return _import_library(file)
         except (ImportError, OSError) as error:  # it needs other libraries than this machine has
             raise UnsupportedError(f"the row programs cannot be loaded: {error}") from error
@@ -137,12 +137,12 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _write(file: Path, library: bytes) -> None:
-    """Write a library as a whole: other processes may look for it meanwhile."""
+def write_whole(file: Path, data: bytes) -> None:
+    """Write a file as a whole: other processes may look for it meanwhile."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         made = Path(folder) / file.name
-        made.write_bytes(library)
+        made.write_bytes(data)
         made.replace(file)
 
 
