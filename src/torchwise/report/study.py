@@ -281,13 +281,11 @@ def next_steps(
     effort = () if study.effort == "standard" else ("--effort", study.effort)
     named = shlex.join([str(study.id) if name is None else name, *(() if store is None else ("--store", store))])
     steps = []
+    same = command_line("tune", spec, *effort, allow=study.allow, store=store)
+    again = "the same torchwise.tune(...) call" if live else same
     if study.state is StudyState.INTERRUPTED:
-        command = command_line("tune", spec, *effort, allow=study.allow, store=store)
-        again = "the same torchwise.tune(...) call" if live else command
         steps.append(doc.Step(again, "resumes the search, with the finished trials"))
     elif decision and decision.is_inconclusive:
-        command = command_line("tune", spec, *effort, allow=study.allow, store=store)
-        again = "the same torchwise.tune(...) call" if live else command
         steps.append(doc.Step(again, "goes on, with the finished trials, best on a quieter machine"))
     if study.state is StudyState.DECIDED and decision and decision.plan.is_eager and _may_be_lowered(study):
         command = command_line("tune", spec, *effort, allow=Numerics.LOWER_PRECISION, store=store)
