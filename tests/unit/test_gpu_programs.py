@@ -319,7 +319,7 @@ def test_what_depends_on_no_input_is_computed_by_each_kernel(kernels: Kernels) -
 
 def test_what_depends_on_no_input_and_has_no_code_is_read(kernels: Kernels) -> None:
     def call(x: torch.Tensor) -> torch.Tensor:
-        halves = torch.arange(0, 10, 0.5) + 1
+        halves = (torch.arange(20) * 0.5).to(torch.int64) + 1
         for _ in range(2):
             x = torch.tanh((x[:, None] - x * halves).mean(1)) + halves
         return x

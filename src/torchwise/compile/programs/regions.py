@@ -6,7 +6,7 @@ A region is as large as it can be: all operators that regions take and between w
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -33,7 +33,7 @@ MAX_PASSES = 40
 PARTS = ("split", "split_with_sizes", "unbind")
 """Operators whose outputs are several parts of the same memory."""
 COPIED = "torchwise_copied"
-"""Set in `meta` of an operator without inputs that is computed with those that read it: the one it is a copy of."""
+"""Set in `meta` of an operator that has no input, and is computed in the region of those that read it."""
 FREE = {"getitem", CHECK, *VIEWS}
 """Operators that compute nothing."""
 
@@ -69,7 +69,7 @@ class Target(Protocol):
     def split(self, nodes: list[Node]) -> list[list[Node]]:
         """Return the nodes between which no other operator must run as the nodes of several regions."""
 
-    def copy_constants(self, graph: torch.fx.Graph, regions: Sequence[Region], refused: Collection[Node]) -> bool:
+    def copy_constants(self, graph: torch.fx.Graph, regions: Sequence[Region], refused: Set[Node]) -> bool:
         """Have regions compute what they would read of others, if that is faster. Return whether the graph changed."""
 
     def lower(self, region: Region) -> list[tuple[Node, str]]:
@@ -99,7 +99,7 @@ def find_regions(graph: torch.fx.Graph, target: Target) -> tuple[list[Region], d
         regions = [Region(nodes) for level in sorted(by_level) for nodes in target.split(by_level[level])]
         for region in regions:
             _find_borders(region, order)
-        if target.copy_constants(graph, regions, refused):
+        if target.copy_constants(graph, regions, refused.keys()):
             continue
         failed = [found for region in regions for found in target.lower(region)]
         if not failed and not _lay_out_outputs(graph, regions):
@@ -168,7 +168,7 @@ class CpuTarget:
         """Return all nodes as one region."""
         return [nodes]
 
-    def copy_constants(self, graph: torch.fx.Graph, regions: Sequence[Region], refused: Collection[Node]) -> bool:  # noqa: ARG002
+    def copy_constants(self, graph: torch.fx.Graph, regions: Sequence[Region], refused: Set[Node]) -> bool:  # noqa: ARG002
         """Leave the graph as it is."""
         return False
 

@@ -6,7 +6,7 @@ A kernel has them in registers as soon as it knows where a number lies. Read fro
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Set
 
 import torch
 
@@ -22,41 +22,34 @@ MAX_COPIED = 16
 """Most operators of such a tensor."""
 
 
-def copy_constants(graph: torch.fx.Graph, regions: Sequence[Region], refused: Collection[Node]) -> bool:
+def copy_constants(graph: torch.fx.Graph, regions: Sequence[Region], refused: Set[Node]) -> bool:
     """Give each region copies of the operators of such tensors that another one computes.
 
     Args:
         graph: changed in place.
         regions: of it.
-        refused: operators that are in no region. If one is a copy, the tensor is read from memory.
+        refused: operators that are in no region. Tensors that they make are read from memory.
 
     Returns:
         Whether any region has new copies.
     """
     changed = False
-    without_code = {node.meta[COPIED] for node in refused if COPIED in node.meta}
     for region in regions:
         for node in region.inputs:
             chain = _list_chain(node)
-            if chain is None or any(one in refused or _find_origin(one) in without_code for one in chain):
+            if chain is None or not refused.isdisjoint(chain):
                 continue
             copies: dict[Node, Node] = {}
             with graph.inserting_before(region.nodes[0]):
                 for one in chain:
                     copies[one] = graph.node_copy(one, copies.__getitem__)
-                    copies[one].meta[COPIED] = _find_origin(one)
+                    copies[one].meta[COPIED] = True
             node.replace_all_uses_with(copies[node], set(region.nodes).__contains__)
             for one in reversed(chain):
                 if not one.users:
                     graph.erase_node(one)
             changed = True
     return changed
-
-
-def _find_origin(node: Node) -> Node:
-    """Return the operator that one is a copy of, or itself."""
-    found: Node = node.meta.get(COPIED, node)
-    return found
 
 
 def _list_chain(node: Node) -> list[Node] | None:

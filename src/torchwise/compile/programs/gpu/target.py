@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Set
 
 import torch
 
@@ -73,7 +73,7 @@ class GpuTarget:
             found.setdefault(find(node), []).append(node)
         return list(found.values())
 
-    def copy_constants(self, graph: torch.fx.Graph, regions: Sequence[Region], refused: Collection[Node]) -> bool:
+    def copy_constants(self, graph: torch.fx.Graph, regions: Sequence[Region], refused: Set[Node]) -> bool:
         """Have regions compute what depends on no input. Return whether the graph changed."""
         return copy_constants(graph, regions, refused)
 
