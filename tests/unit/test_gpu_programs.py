@@ -476,9 +476,9 @@ def test_forms_fit_the_rows_and_the_precision() -> None:
 
 def test_matrices_of_a_loop_fit_the_shared_memory() -> None:
     for rows, most in ((4096, SHARED), (256, SHARED)):
-        half = list_forms(Work(rows, 128, 1 << 15, most // 2), allows_tf32=False)
-        whole = list_forms(Work(rows, 128, 1 << 15, most), allows_tf32=False)
-        over = list_forms(Work(rows, 128, 1 << 15, most + 1), allows_tf32=False)
+        half = list_forms(Work(rows, 128, 1 << 13, most // 2), allows_tf32=False)
+        whole = list_forms(Work(rows, 128, 1 << 13, most), allows_tf32=False)
+        over = list_forms(Work(rows, 128, 1 << 13, most + 1), allows_tf32=False)
         assert "tf32x3" in {form.precision for form in half if form.uses_dot}
         assert {form.precision for form in whole if form.uses_dot} == {"ieee"}
         assert over

@@ -113,7 +113,7 @@ def _list_clusters(work: Work) -> list[Form]:
     if work.rows > MAX_SHARED_ROWS or work.weights < MIN_SHARED_WEIGHTS:
         return []
     block = 1 << (work.rows - 1).bit_length()
-    return [Form(block, warps, 128, "ieee", cluster) for cluster, warps in ((8, 8), (16, 8), (16, 4), (8, 16))]
+    return [Form(block, warps, 128, "ieee", cluster) for cluster, warps in ((16, 4), (16, 8), (8, 8), (8, 16))]
 
 
 def _count_unrolled(form: Form, work: Work) -> float:
