@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from torchwise.artifact import build
 from torchwise.compile.backends import kept_models, onnx_runtime, openvino
 from torchwise.compile.backends.kept_models import MADE, load_or_convert, make_key
 from torchwise.compile.compiled_plan import compile_plan
@@ -65,6 +66,13 @@ def test_a_model_is_converted_once(folder: Path) -> None:
     assert len(list(folder.glob("*/*.model"))) == 1
 
 
+def test_an_artifact_counts_models_that_are_converted_anew() -> None:
+    library, program, before = Library(), export(Net()), build._count_compiled_graphs()
+    for _ in range(2):
+        load_or_convert(program, (), library.load, library.convert)
+        assert build._count_compiled_graphs() == before + 1
+
+
 DIFFERENT: dict[str, Callable[[], str]] = {
     "number": lambda: make_key(export(Net(factor=3.0)), ("a", 1)),
     "weights": lambda: make_key(export(Net(seed=1)), ("a", 1)),
@@ -86,6 +94,13 @@ def test_a_constant_of_the_forward_counts() -> None:
     first, second = Net(), Net()
     first.forward = lambda x: x * torch.tensor([1.0, 2.0, 3.0, 4.0])  # type: ignore[method-assign]
     second.forward = lambda x: x * torch.tensor([1.0, 2.0, 3.0, 5.0])  # type: ignore[method-assign]
+    assert make_key(export(first), ()) != make_key(export(second), ())
+
+
+def test_a_number_in_an_operator_counts() -> None:
+    first, second = Net(), Net()
+    first.forward = lambda x: x * 2.0  # type: ignore[method-assign]
+    second.forward = lambda x: x * 3.0  # type: ignore[method-assign]
     assert make_key(export(first), ()) != make_key(export(second), ())
 
 

@@ -14,6 +14,7 @@ from torchwise.compile import tell_shares
 from torchwise.compile.backends import largest_parts, shares
 from torchwise.compile.backends.exported import compile_exported
 from torchwise.compile.backends.named_operators import OperatorError
+from torchwise.compile.backends.pure_graph import PureGraph
 from torchwise.compile.compiled_plan import compile_plan
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
@@ -116,6 +117,20 @@ def test_an_operator_that_is_left_out_alone_is_no_kind() -> None:
     compiled = compile_by(grow, compile_few)
     check_same(compiled, grow, torch.randn(3))
     assert "takes 14 of 15 operators, in 2 parts. Eager runs the rest: RuntimeError: too many" in tell_shares()
+
+
+def test_an_input_that_is_a_reason_names_the_operators_that_read_it() -> None:
+    named = list[Any]()
+
+    def export(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        with pytest.raises(OperatorError, match="complex numbers") as found:
+            PureGraph(graph, inputs).export()
+        named.append(found.value.names)
+        return graph.forward
+
+    torch.compiler.reset()
+    torch.compile(lambda x, y: x.abs() * y, backend=export)(torch.ones(2, dtype=torch.complex64), torch.ones(2))
+    assert named == [{"abs_1"}]
 
 
 # Memory.
