@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib
 import multiprocessing
 import os
@@ -109,6 +110,24 @@ def test_without_a_folder_for_locks_nobody_waits(monkeypatch: pytest.MonkeyPatch
         pass
     assert device_lock._joined is None
     device_lock.configure_lock(None)
+
+
+def test_a_process_that_leaves_has_others_go_on_until_it_joins_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(device_lock.tempfile, "gettempdir", lambda: str(tmp_path))
+    other = device_lock._open_lock("cpu.room")
+    device_lock.configure_lock(bool)
+    device_lock.leave()  # which nobody has joined
+    for _ in range(2):
+        device_lock.join("cpu")
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        device_lock.leave()
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(other, fcntl.LOCK_UN)
+    device_lock.configure_lock(None)
+    os.close(other)
 
 
 def test_a_program_that_is_no_worker_takes_no_part() -> None:

@@ -187,6 +187,14 @@ def join(device: str) -> None:
             _may_step_aside = device != "cpu" and os.environ.get(OWN_CORES) == "1"
 
 
+def leave() -> None:
+    """Leave the joined device to others until this process joins it again. It has no effect if none was joined."""
+    global _joined
+    if _joined is not None:
+        _joined.leave()
+        _joined = None
+
+
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Have the joined device alone. It has no effect if none was joined."""

@@ -24,8 +24,9 @@ from torchwise.study.caches import Caches
 from torchwise.study.lanes import Lane, open_lanes
 from torchwise.study.request import Request, check_metric, check_requirements, recall_inspection
 from torchwise.study.search_loop import SearchLoop
-from torchwise.trial import Launcher, Limits, inspect_workload
+from torchwise.trial import Launcher, Limits, ProcessLauncher, inspect_workload
 from torchwise.trial.full_graph import require_full_graph
+from torchwise.trial.kept_worker import with_stay
 from torchwise.trial.loading_reads import reads_file
 
 
@@ -58,9 +59,13 @@ def run_study(
         _run_study, storage=storage, launcher=launcher, listener=listener, here=here, is_local=is_local, caches=caches
     )
     finds_batch = request.finds_batch or request.workload.latency_limit is not None
-    if finds_batch and request.workload.batch is None:
-        return search_batch(request, storage, launcher, listener, here, run)
-    return run(request)
+    try:
+        if finds_batch and request.workload.batch is None:
+            return search_batch(request, storage, launcher, listener, here, run)
+        return run(request)
+    finally:
+        if isinstance(launcher, ProcessLauncher):  # a search may end without a trial
+            launcher.end_kept()
 
 
 def _run_study(
@@ -83,6 +88,7 @@ def _run_study(
         listener.start_inspection()
         tries_sizes = request.successor is not None
         job = replace(request.make_job("inspect"), reads=str(reads or ""), tries_sizes=tries_sizes)
+        job = with_stay(job) if is_local else job
         inspection = inspect_workload(launcher, job, Limits.from_free_memory(request.inspection_s), budget.spent.stage)
     check_requirements(inspection)
     check_metric(request.workload, inspection)

@@ -30,6 +30,7 @@ from torchwise.records.structure_differences import pack_details
 from torchwise.trial.detected_traits import describe_model, detect_traits
 from torchwise.trial.error_origin import Instruments, check_plainly
 from torchwise.trial.job import Job
+from torchwise.trial.loaded_model import LoadedModel
 from torchwise.trial.loading import is_read_by_cpp, load, runner, with_optimizer_state
 from torchwise.trial.loading_reads import LoadingReads
 from torchwise.trial.matrix_rows import MatrixRows
@@ -84,6 +85,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
     mode, reads = job.workload.mode, LoadingReads()
     with reads.watch() if job.reads else contextlib.nullcontext():
         workload = load(job)
+        loaded = LoadedModel(workload) if job.stays else None
         # Before the first call: a model that counts its calls in an attribute has another identity after it.
         model = job.structure or structure(workload.call)
         details = job.structure_details or pack_details(details_of(workload.call))
@@ -124,6 +126,8 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         memory = peak_memory(calls[0], job.workload.device)
         stage(WorkerStage.PROFILE)
         profile = profile_of(calls[0], job.workload.device)
+    if loaded and not (workload.step or restores or plain_call.grows):
+        loaded.keep(instruments.notes)
     shares = profile.list_shares(measurement.baseline_time.mid)
     return Inspection(
         identity=named,

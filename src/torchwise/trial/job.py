@@ -86,6 +86,7 @@ class Job:
         batch: run on the first example alone, at this batch size, or None for that of the workload.
         reads: file for what loading the target reads (`trial/loading_reads.py`), or "" for none.
         tries_sizes: whether the inspection also finds out if the model takes inputs of other sizes.
+        stays: whether the worker of an inspection does the first trial as well, if the model is still as it was loaded.
         cores: the CPU cores of this worker alone, or none if it may use all of this process's.
     """
 
@@ -108,6 +109,7 @@ class Job:
     batch: BatchDim | None = None
     reads: str = ""
     tries_sizes: bool = False
+    stays: bool = False
     cores: tuple[int, ...] = ()
 
     def identity_of(self, workload: str) -> str:

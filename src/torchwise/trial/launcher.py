@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -24,16 +25,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
-import psutil
-
 from torchwise._torch import debug_logs
 from torchwise._torch.cpu_isa_cache import TimedCheck
+from torchwise.errors import TorchwiseError
 from torchwise.records import Failure, FailureKind, WorkerStage, codec
 from torchwise.records.trial import WAITING
 from torchwise.trial import preload, worker
+from torchwise.trial.kept_worker import KeptWorker, is_settled, may_follow
 from torchwise.trial.known_checks import add_checks, known_checks
 from torchwise.trial.limits import Limits
 from torchwise.trial.worker import Assignment, MessageKind, UserError
+from torchwise.trial.worker_process import WorkerProcess, end_process, measure_resident
 
 PRELOAD = ["torchwise.trial.server"]
 SERVER_VARIABLES = {
@@ -93,19 +95,62 @@ class ProcessLauncher:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOAD)
         self._preloads, self._may_import = preloads, True
+        self._kept: list[KeptWorker] = []
 
     def run(self, job: Assignment, limits: Limits, on_stage: OnStage) -> str | Failure:
         """Run `job` in a new process; see `Launcher.run`."""
         begun = time.monotonic()
+        answer = self._ask_kept(job, limits, on_stage, begun)
+        if answer is not None:
+            limits = replace(limits, time_s=limits.time_s - (time.monotonic() - begun))
+            if is_settled(answer) or limits.time_s <= 0:
+                return answer
         receiver, sender = self._context.Pipe()  # both ways, so that a worker notices when this process is gone
-        with tempfile.TemporaryDirectory(prefix="torchwise-log-") as folder:
-            log = Path(folder, "output")
-            process, has_begun = self._start(job, sender, log, begun + limits.end_s)
+        folder = tempfile.TemporaryDirectory(prefix="torchwise-log-")
+        with contextlib.ExitStack() as ending:
+            ending.callback(folder.cleanup)
+            process, has_begun = self._start(job, sender, Path(folder.name, "output"), begun + limits.end_s)
             sender.close()
             if not has_begun:
                 receiver.close()
                 return Failure(FailureKind.TIMED_OUT, WorkerStage.START, f"passed its limit of {limits.end_s:.0f} s")
-            return hold_conversation(process, receiver, limits, on_stage, log, job, begun)
+            ending.pop_all()
+        return self._converse(KeptWorker(process, receiver, folder, job), job, limits, on_stage, begun)
+
+    def _converse(
+        self, asked: KeptWorker, job: Assignment, limits: Limits, on_stage: OnStage, begun: float
+    ) -> str | Failure:
+        """Listen to a worker until it has answered or is ended, and keep one that stays."""
+        conversation = _Conversation(asked.process, asked.receiver, limits, on_stage, asked.log)
+        with contextlib.ExitStack() as ending:
+            ending.callback(asked.close)
+            ending.callback(_pass_on, asked.log, job)
+            ending.callback(end_process, asked.process)
+            answer = conversation.outcome(begun)
+            if conversation.stays and isinstance(answer, str):
+                ending.pop_all()
+                self._kept.append(asked)
+            return answer
+
+    def _ask_kept(self, job: Assignment, limits: Limits, on_stage: OnStage, begun: float) -> str | Failure | None:
+        """Have the worker that stayed do a job, or end that worker. Return None if it did not take the job."""
+        try:
+            kept = self._kept.pop()
+        except IndexError:
+            return None
+        if not (may_follow(kept.job, job) and kept.hand_over(job)):
+            kept.end()
+            return None
+        try:
+            return self._converse(kept, job, kept.grant_own_memory(limits), on_stage, begun)
+        except TorchwiseError as error:  # perhaps only there
+            return Failure(FailureKind.RAISED, WorkerStage.LOAD, str(error))
+
+    def end_kept(self) -> None:
+        """End a worker that has stayed for a job which never came."""
+        for kept in self._kept[:]:
+            self._kept.remove(kept)
+            kept.end()
 
     def _start(self, job: Assignment, sender: Connection, log: Path, end: float) -> tuple[BaseProcess, bool]:
         """Start a worker, and return it, and whether it began by `end`.
@@ -125,32 +170,6 @@ class ProcessLauncher:
         raise AssertionError("the last start returns or raises")
 
 
-class WorkerProcess(Protocol):
-    """The process of a worker, as multiprocessing has it."""
-
-    @property
-    def pid(self) -> int | None:
-        """Its process id."""
-        ...
-
-    @property
-    def exitcode(self) -> int | None:
-        """The code of its exit, or the signal's number below 0, or None while it runs."""
-        ...
-
-    def is_alive(self) -> bool:
-        """Whether it still runs."""
-        ...
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait for its end."""
-        ...
-
-    def kill(self) -> None:
-        """End it at once."""
-        ...
-
-
 def hold_conversation(
     process: WorkerProcess,
     receiver: Connection,
@@ -164,7 +183,7 @@ def hold_conversation(
     try:
         return _Conversation(process, receiver, limits, on_stage, log).outcome(begun)
     finally:
-        _end(process)
+        end_process(process)
         receiver.close()
         _pass_on(log, job)
 
@@ -182,6 +201,7 @@ class _Conversation:
         self._deadline = self._compile_deadline = math.inf
         self._waits_since: float | None = None
         self._so_far: str | None = None
+        self.stays = False
 
     def outcome(self, begun: float) -> str | Failure:
         """Listen until the worker answers, dies, or passes a limit. Its start began at `begun`."""
@@ -201,7 +221,7 @@ class _Conversation:
                 return self._so_far or self._make_end_failure()
             if self._waits_since is None and time.monotonic() > min(self._deadline, self._compile_deadline):
                 return self._so_far or self._make_timeout_failure()
-            if (used := _resident(self._process.pid)) > self._limits.memory_bytes:
+            if (used := measure_resident(self._process.pid)) > self._limits.memory_bytes:
                 message = f"used {used / 2**30:.1f} GiB, its limit is {self._limits.memory_bytes / 2**30:.1f} GiB"
                 return Failure(FailureKind.OUT_OF_MEMORY, self._stage, message)
 
@@ -226,6 +246,9 @@ class _Conversation:
             return None
         if kind is MessageKind.CHECKS:
             add_checks(codec.from_json(payload, dict[str, TimedCheck]))
+            return None
+        if kind is MessageKind.STAYS:
+            self.stays = True
             return None
         if kind is MessageKind.SO_FAR:
             self._so_far = payload
@@ -280,37 +303,11 @@ def signal_name(number: int) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
-def _end(process: WorkerProcess) -> None:
-    """Kill the worker's whole group, as a compiler that it started must not outlive it."""
-    if process.pid is None:
-        return
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        # Before setsid the worker shares its server's group, which must live on.
-        if os.getpgid(process.pid) == process.pid:
-            os.killpg(process.pid, signal.SIGKILL)
-    if process.is_alive():
-        process.kill()
-    process.join(10)
-
-
 def _pass_on(log: Path, job: Assignment) -> None:
     """Print a worker's output on standard error if the user asked for the compiler's messages."""
     if os.environ.get(debug_logs.VARIABLE) and log.exists() and (text := log.read_text(errors="replace").strip()):
         plan = getattr(job, "plan", None)
         print(f"torchwise: output of {job.task}{f' {plan}' if plan else ''}:\n{text}", file=sys.stderr, flush=True)
-
-
-def _resident(pid: int | None) -> int:
-    """Sum the resident memory of a process and its children, in bytes, or 0 once it is gone."""
-    if pid is None:
-        return 0
-    total = 0
-    with contextlib.suppress(psutil.Error):
-        parent = psutil.Process(pid)
-        for process in (parent, *parent.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):
-                total += process.memory_info().rss
-    return total
 
 
 def _start(process: BaseProcess, end: float, imports: str = preload.NOTHING) -> bool:

@@ -17,6 +17,7 @@ from torchwise.errors import InputError, WorkloadError, format_error
 from torchwise.measure import device_lock
 from torchwise.trial import pickling
 from torchwise.trial.job import Job
+from torchwise.trial.loaded_model import take_kept
 from torchwise.trial.pickling import methods_put_in, put_in
 from torchwise.workload import Workload, target
 from torchwise.workload.bounds import OutOfBoundsError, count_calls_within_bounds, ends_process
@@ -35,6 +36,8 @@ MAX_SKIPPED = 40
 def load(job: Job) -> Workload:
     """Build the job's workload on its device, with the user's process settings in force.
 
+    A workload that an inspection in this worker has kept for it is not built again.
+
     Raises:
         InputError: the target or its factory cannot be used, or it is a training step and the mode is another.
     """
@@ -44,7 +47,7 @@ def load(job: Job) -> Workload:
         _limit_threads(len(job.cores))
     check_device(job.workload.device)
     device_lock.join(job.workload.device)
-    workload = _load_workload(job)
+    workload = kept if (kept := take_kept()) is not None else _load_workload(job)
     if workload.step:
         workload = replace(workload, call=RepeatableStep.from_step(workload.step))
     if workload.step and job.workload.mode != "training":

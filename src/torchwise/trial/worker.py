@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from torchwise import errors
@@ -46,6 +47,8 @@ class MessageKind(StrEnum):
     """A check of an instruction set that the worker made, as JSON, for the workers after it."""
     SO_FAR = "so far"
     """A record as JSON that is the answer if the worker is ended before it has a better one."""
+    STAYS = "stays"
+    """The worker does one more job after the record that follows, or has received that job."""
     RESULT = "result"
     """The record as JSON."""
     FAILURE = "failure"
@@ -74,6 +77,8 @@ class UserError:
 
 
 TRACEBACK_LINES = 40
+MAX_IDLE_S = 10.0
+"""Seconds for which a worker that stays waits for its next job."""
 TELL_WHERE = signal.SIGUSR1
 """Makes a worker write the activity of each of its threads to its log, even if it hangs outside Python."""
 TASKS = {
@@ -106,13 +111,29 @@ def main(job: Assignment, connection: Connection, log: str, checks: Mapping[str,
     """
     _become_leader()
     _take_cores(getattr(job, "cores", ()))
-    threading.Thread(target=_follow_parent, args=(connection,), daemon=True).start()
+    later: SimpleQueue[Assignment] = SimpleQueue()
+    threading.Thread(target=_follow_parent, args=(connection, later), daemon=True).start()
     os.environ.update(job.variables())
     try:
         _redirect_output(log)
     except FileNotFoundError:  # its folder was removed with the parent, and no process is left to report to
         os._exit(1)
     faulthandler.register(TELL_WHERE)
+    if COMPILER_MODULE in sys.modules:
+        cpu_isa_cache.SHARED.install()
+    if _work(job, connection, checks):
+        with contextlib.suppress(Empty):
+            following = later.get(timeout=MAX_IDLE_S)
+            connection.send((MessageKind.STAYS, ""))
+            _change_variables(job, following)
+            _work(following, connection, checks)
+    sys.stdout.flush()
+    # Interpreter shutdown after CUDA graphs and compile pools can crash or hang, and there is nothing left to save.
+    os._exit(0)
+
+
+def _work(job: Assignment, connection: Connection, checks: Mapping[str, TimedCheck]) -> bool:
+    """Do a job, and send its answer. Return whether this process does one more."""
     stage = ["load"]
 
     def enter(name: str) -> None:
@@ -125,17 +146,31 @@ def main(job: Assignment, connection: Connection, log: str, checks: Mapping[str,
     shared = cpu_isa_cache.SHARED
     shared.known, shared.is_warm = checks, _has_warm_cache()
     shared.tell = lambda made: connection.send((MessageKind.CHECKS, codec.to_json(made)))
-    if COMPILER_MODULE in sys.modules:
-        shared.install()
     try:
         debug_logs.show_logs()
         record = _finish(_run(job, enter), lambda known: connection.send((MessageKind.SO_FAR, codec.to_json(known))))
-        connection.send((MessageKind.RESULT, codec.to_json(record)))
+        answer = codec.to_json(record)
+        if stays := getattr(job, "stays", False) and _can_go_on():
+            device_lock.leave()
+            connection.send((MessageKind.STAYS, ""))
+        connection.send((MessageKind.RESULT, answer))
     except BaseException as error:  # an exception of a candidate is this trial's result, and ends nothing else
         connection.send(_report(error, stage[0], getattr(job, "plan", None)))
-    sys.stdout.flush()
-    # Interpreter shutdown after CUDA graphs and compile pools can crash or hang, and there is nothing left to save.
-    os._exit(0)
+        return False
+    return bool(stays)
+
+
+def _can_go_on() -> bool:
+    """Return whether the model of this job is still as it was loaded."""
+    can_go_on: Callable[[], bool] = importlib.import_module("torchwise.trial.loaded_model").can_go_on  # needs torch
+    return can_go_on()
+
+
+def _change_variables(before: Assignment, now: Assignment) -> None:
+    """Have the environment of another job."""
+    for name in before.variables().keys() - now.variables().keys():
+        os.environ.pop(name, None)
+    os.environ.update(now.variables())
 
 
 def _has_warm_cache() -> bool:
@@ -213,15 +248,17 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
-def _follow_parent(connection: Connection) -> None:
-    """End with the parent, which never sends anything: when its end of the pipe closes, it is gone.
+def _follow_parent(connection: Connection, later: SimpleQueue[Assignment]) -> None:
+    """Receive a further job, and end with the parent: when its end of the pipe closes, it is gone.
 
     The kernel's signal alone is not enough, as it comes when the workers' server ends. multiprocessing gives each
     worker a hold on the server, so that neither would end while the other lives.
     """
-    with contextlib.suppress(EOFError, OSError):
-        connection.recv()
-    os.killpg(0, signal.SIGKILL)
+    try:
+        while True:
+            later.put(connection.recv())
+    finally:  # a job that cannot be read is answered by an end, too
+        os.killpg(0, signal.SIGKILL)
 
 
 def _redirect_output(log: str) -> None:
