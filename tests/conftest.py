@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -56,9 +57,21 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def pytest_collection_finish() -> None:
-    """Have Dynamo time no guards: for each graph it empties the processor's caches, 30 ms, to log a figure."""
+    """Have PyTorch's compiler measure and write nothing that no test reads.
+
+    For each graph Dynamo times its guards, for which it empties the processor's caches, 30 ms, to log a figure. And
+    each step of the compiler writes down its graphs, code and stacks as soon as `torch.__trace` has a handler. Pytest
+    adds its own to all loggers that pass nothing on. Handlers of Torchwise and of tests are added as ever.
+    """
     if guards := sys.modules.get("torch._dynamo.guards"):
         guards.profile_guard_manager = lambda *_: 0.0  # type: ignore[attr-defined]
+    trace = logging.getLogger("torch.__trace")
+    trace.addHandler = functools.partial(_add_unless_pytest_s, trace.addHandler)  # type: ignore[method-assign]
+
+
+def _add_unless_pytest_s(add: Callable[[logging.Handler], None], handler: logging.Handler) -> None:
+    if not type(handler).__module__.startswith("_pytest."):
+        add(handler)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
