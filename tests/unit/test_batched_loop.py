@@ -607,6 +607,7 @@ def test_autocast_that_vmap_leaves_out_is_refused() -> None:
         compile_loop(Samples().eval(), Plan(precision="autocast_bf16", transforms=("batched_loop",)))(X)
 
 
+@torch._inductor.config.patch(force_disable_caches=True)  # code from a cache is not examined again
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_model_without_such_a_loop_is_refused_with_the_reason(backend: str) -> None:
     plan = Plan(backend=backend, transforms=("batched_loop",))
