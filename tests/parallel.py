@@ -65,12 +65,20 @@ def _share_headers(folder: Path) -> None:
         (own / "precompiled_headers").symlink_to(shared)
 
 
+LONG = ("tests/unit/test_complex_to_real.py", "tests/faults/test_faults.py", "tests/unit/test_zoo.py")
+"""Files of very many tests that take long together: at the end a process would run one beside an idle core."""
+
+
 class GpuTogether(LoadFileScheduling):  # type: ignore[misc]
     """Runs a file's tests in one process, one after another, and so all tests on the GPU: there is one GPU, too."""
 
     def _assign_work_unit(self, node: Any) -> None:
-        """Give a process the file with the fewest tests: as a rule they take longest, and quick ones fill the end."""
-        self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+        """Give a process the file with the fewest tests: as a rule they take longest, and quick ones fill the end.
+
+        The exceptions in `LONG` come first.
+        """
+        long = next((file for file in LONG if file in self.workqueue), None)
+        self.workqueue.move_to_end(long or next(reversed(self.workqueue)), last=False)
         super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
