@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from torchwise.compile import compile_plan
 from torchwise.compile import programs as row_programs
+from torchwise.compile.programs import build
 from torchwise.plan import Plan
 from torchwise.workload import Example
 
@@ -32,3 +34,18 @@ def keep_regions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(row_programs, "make_region", make_and_keep)
     return made
+
+
+def compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each text compiled once by each compiler, for tests of where its library is kept."""
+    monkeypatch.setattr(
+        build, "_compile", lambda source: _compile(source, build._find_compiler(), build._list_options())
+    )
+
+
+@functools.cache
+def _compile(source: str, _compiler: tuple[str, str], _options: tuple[str, ...]) -> bytes:
+    return COMPILE(source)
+
+
+COMPILE = build._compile

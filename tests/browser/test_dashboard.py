@@ -87,9 +87,17 @@ def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
     pytest.fail(f"the dashboard did not start: exit code {process.poll()}")
 
 
-def look(browser: Any, url: str, width: int = 1400, scheme: str = "light") -> Seen:
-    context = browser.new_context(viewport={"width": width, "height": HEIGHT}, color_scheme=scheme)
+@pytest.fixture(scope="module")
+def context(browser: Any) -> Iterator[Any]:
+    """Share the files of Streamlit among all pages: to fetch and compile them takes longer than to show a page."""
+    with browser.new_context() as opened:
+        yield opened
+
+
+def look(context: Any, url: str, width: int = 1400, scheme: str = "light") -> Seen:
     seen = Seen(context.new_page())
+    seen.page.set_viewport_size({"width": width, "height": HEIGHT})
+    seen.page.emulate_media(color_scheme=scheme)
     seen.page.on("pageerror", lambda error: seen.errors.append(str(error)))
     seen.page.on("dialog", lambda dialog: seen.errors.append(dialog.message) or dialog.dismiss())
     seen.page.on("request", lambda sent: None if is_inside(sent.url, url) else seen.outside.append(sent.url))
@@ -112,9 +120,9 @@ def is_inside(sent: str, url: str) -> bool:
     ],
 )
 def test_each_page_fits_and_fetches_nothing(
-    name: str, width: int, scheme: str, served: Served, browser: Any, folder: Path
+    name: str, width: int, scheme: str, served: Served, context: Any, folder: Path
 ) -> None:
-    seen = look(browser, served.url + PAGES[name], width, scheme)
+    seen = look(context, served.url + PAGES[name], width, scheme)
     page = seen.page
     page.wait_for_function("[...document.images].every(image => image.complete)", timeout=SHOWN_MS)
     keep_screenshot(page, folder / f"dashboard-{name}-{width}-{scheme}.png")
@@ -132,7 +140,7 @@ def test_each_page_fits_and_fetches_nothing(
     assert (ground, ink) == tuple(as_computed(read_colors(scheme)[name]) for name in ("page", "ink"))
     assert seen.outside == []
     assert seen.errors == []
-    page.context.close()
+    page.close()
 
 
 def as_computed(color: str) -> str:
@@ -140,44 +148,44 @@ def as_computed(color: str) -> str:
     return f"rgb({', '.join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5))})"
 
 
-def test_the_list_is_filtered_and_sorted_and_exported_by_its_address(served: Served, browser: Any) -> None:
-    page = look(browser, f"{served.url}?target={TARGET}&until=2026-03-31&order=smallest+speed-up+first").page
+def test_the_list_is_filtered_and_sorted_and_exported_by_its_address(served: Served, context: Any) -> None:
+    page = look(context, f"{served.url}?target={TARGET}&until=2026-03-31&order=smallest+speed-up+first").page
     page.get_by_role("heading", name="Smallest speed-up first").wait_for(timeout=SHOWN_MS)
     assert page.locator(".torchwise tbody th").all_inner_texts() == ["1", "2"]
     with page.expect_download(timeout=SHOWN_MS) as exported:
         page.get_by_role("button", name="Export CSV").click()
     lines = exported.value.path().read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["study", "1", "2"]
-    page.context.close()
+    page.close()
 
 
-def test_a_study_of_ill_will_is_shown_and_not_run(served: Served, browser: Any) -> None:
-    seen = look(browser, f"{served.url}study?study=4")
+def test_a_study_of_ill_will_is_shown_and_not_run(served: Served, context: Any) -> None:
+    seen = look(context, f"{served.url}study?study=4")
     seen.page.get_by_text(EVIL).first.wait_for(timeout=SHOWN_MS)
     assert seen.page.query_selector("img[src=x]") is None
     assert seen.page.query_selector("a[href^='javascript']") is None
     assert seen.errors == []
-    seen.page.context.close()
+    seen.page.close()
 
 
-def test_a_search_is_followed_without_a_reload(served: Served, browser: Any) -> None:
-    seen = look(browser, f"{served.url}study?study=5")
+def test_a_search_is_followed_without_a_reload(served: Served, context: Any) -> None:
+    seen = look(context, f"{served.url}study?study=5")
     seen.page.get_by_text("1 trial finished, running").wait_for(timeout=SHOWN_MS)
     with open_storage(served.store) as storage:
         storage.finish_trial(5, a_trial(1, LAST, 1.9))
     seen.page.get_by_text("2 trials finished, no trial is running").wait_for(timeout=SHOWN_MS)
-    seen.page.context.close()
+    seen.page.close()
 
 
-def test_the_list_leads_to_a_study(served: Served, browser: Any) -> None:
-    seen = look(browser, served.url)
+def test_the_list_leads_to_a_study(served: Served, context: Any) -> None:
+    seen = look(context, served.url)
     seen.page.get_by_role("link", name="2", exact=True).click()
     seen.page.get_by_text("Torchwise study 2,").wait_for(timeout=SHOWN_MS)
-    seen.page.context.close()
+    seen.page.close()
 
 
-def test_a_plan_is_pinned_by_keys_alone(served: Served, browser: Any) -> None:
-    page = look(browser, f"{served.url}study?study=1").page
+def test_a_plan_is_pinned_by_keys_alone(served: Served, context: Any) -> None:
+    page = look(context, f"{served.url}study?study=1").page
     reach(page, "Pin, approve or reject a plan")
     page.keyboard.press("Enter")
     page.get_by_text("run only this plan").wait_for(timeout=SHOWN_MS)
@@ -192,7 +200,7 @@ def test_a_plan_is_pinned_by_keys_alone(served: Served, browser: Any) -> None:
     with open_storage(served.store) as storage:
         (ruling,) = storage.approvals(TARGET, "inference", environment.hardware)
     assert (ruling.standing, ruling.plan, ruling.reason) == (Standing.PINNED, LAST, "calmer under load")
-    page.context.close()
+    page.close()
 
 
 def reach(page: Any, name: str) -> None:
@@ -208,8 +216,8 @@ def reach(page: Any, name: str) -> None:
     raise AssertionError(f"Tab does not reach {name!r}")
 
 
-def test_the_form_fits(served: Served, browser: Any, folder: Path) -> None:
-    page = look(browser, f"{served.url}study?study=2", scheme="dark").page
+def test_the_form_fits(served: Served, context: Any, folder: Path) -> None:
+    page = look(context, f"{served.url}study?study=2", scheme="dark").page
     page.get_by_text("Pin, approve or reject a plan").click()
     button = page.get_by_role("button", name="Save", exact=True)
     button.wait_for(timeout=SHOWN_MS)
@@ -218,4 +226,4 @@ def test_the_form_fits(served: Served, browser: Any, folder: Path) -> None:
         button.scroll_into_view_if_needed()
         keep_screenshot(page, folder / f"dashboard-form-{width}.png")
         page.wait_for_function(f"innerWidth == {width} && {OVERFLOW} <= 0 && {SCROLLED} <= 0", timeout=SHOWN_MS)
-    page.context.close()
+    page.close()

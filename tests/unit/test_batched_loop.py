@@ -583,9 +583,23 @@ def test_it_trains_in_eager() -> None:
     torch.testing.assert_close(found, torch.autograd.grad(model(X).square().sum(), list(model.parameters())))
 
 
+# By day each loop in one mode.
+COMPILED = [
+    pytest.param(name, mode, marks=() if mode == by_day else pytest.mark.nightly)
+    for name, by_day in {
+        "stack": "inference",
+        "list": "training",
+        "heads": "training",
+        "buffer and work in place": "inference",
+        "tree": "inference",
+        "sum": "training",
+    }.items()
+    for mode in ("inference", "training")
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["inference", "training"])
-@pytest.mark.parametrize("name", ["stack", "list", "heads", "buffer and work in place", "tree", "sum"])
+@pytest.mark.parametrize(("name", "mode"), COMPILED)
 def test_inductor_compiles_the_batch(name: str, mode: str) -> None:
     call = LOOPS[name]
     with torch.set_grad_enabled(mode == "training"):

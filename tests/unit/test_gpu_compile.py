@@ -74,10 +74,15 @@ def describe(kernel: Kernel, form: Form) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("names", [COMPILED, pytest.param(MORE, marks=pytest.mark.nightly)], ids=["few", "more"])
-def test_kernels_of_small_programs_compile(names: tuple[str, ...], tmp_path: Path) -> None:
+def write_programs(names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return the kernels of some programs."""
     cases = [(CASES[name].call, CASES[name].inputs(torch.Generator().manual_seed(0))) for name in names]
-    compile_kernels([one for call, inputs in cases for one in write_kernels(call, inputs)], tmp_path)
+    return [one for call, inputs in cases for one in write_kernels(call, inputs)]
+
+
+@pytest.mark.nightly
+def test_kernels_of_small_programs_compile(tmp_path: Path) -> None:
+    compile_kernels(write_programs(MORE), tmp_path)
 
 
 def test_kernels_of_clusters_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,15 +115,22 @@ def carry_doubles(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-OTHERS = (torch.bfloat16, *(pytest.param(d, marks=pytest.mark.nightly) for d in (torch.float16, torch.float64)))
-
-
-@pytest.mark.parametrize("dtype", OTHERS)
-def test_kernels_of_other_types_compile(dtype: torch.dtype, tmp_path: Path) -> None:
+def write_others(dtype: torch.dtype) -> list[dict[str, Any]]:
+    """Return three kernels whose types change inside."""
     x = torch.randn(20, 6).to(dtype)
     made = [one for call in (carry_signs, join_numbers, carry_doubles) for one in write_kernels(call, (x,))]
     assert len(made) == 3
-    compile_kernels(made, tmp_path)
+    return made
+
+
+def test_kernels_of_small_programs_and_of_bfloat16_compile(tmp_path: Path) -> None:
+    compile_kernels([*write_programs(COMPILED), *write_others(torch.bfloat16)], tmp_path)  # in one process
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_kernels_of_other_types_compile(dtype: torch.dtype, tmp_path: Path) -> None:
+    compile_kernels(write_others(dtype), tmp_path)
 
 
 def test_what_triton_refuses_is_told(tmp_path: Path) -> None:

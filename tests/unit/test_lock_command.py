@@ -279,6 +279,7 @@ def test_bad_input_ends_with_2_and_a_sentence_before_anything_is_run(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("brief_searches")
 def test_a_plan_is_locked_checked_and_served_and_a_wrong_one_is_found(storage: Storage) -> None:
     target, right, wrong = f"{MISBEHAVING}:wrong", Plan(threads=1), Plan(threads=3)
     request = Request(WorkloadSpec(target), effort="quick", plans=(right,))

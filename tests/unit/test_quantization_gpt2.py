@@ -208,7 +208,9 @@ def test_a_class_is_found_by_its_name_before_any_layer_has_it(kind: Any, layer: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["int8_dynamic", "fp8_weights", "fp8_per_tensor"])
+@pytest.mark.parametrize(
+    "name", ["fp8_weights", *(pytest.param(n, marks=pytest.mark.nightly) for n in ("int8_dynamic", "fp8_per_tensor"))]
+)
 def test_code_that_was_compiled_ahead_notices_other_weights(name: str) -> None:
     model, x = make_pair()[0], torch.randn(4, 64)
     plan = Plan(transforms=(name,), backend="inductor")

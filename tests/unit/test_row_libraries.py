@@ -19,7 +19,7 @@ import torch
 
 import torchwise
 from live_decisions import make_decision
-from row_calls import PLAN, compile_call
+from row_calls import PLAN, compile_call, compile_once
 from torchwise import artifact
 from torchwise.artifact.build import _count_compiled_graphs
 from torchwise.compile.programs import build
@@ -33,6 +33,7 @@ from torchwise.workload import Workload, target
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Have an empty cache, forget code that other tests compiled, and compute without gradients."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "caches"))
+    compile_once(monkeypatch)
     build._find_compiler.cache_clear()
     torch.compiler.reset()
     with torch.no_grad():

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from row_calls import PLAN
+from row_calls import PLAN, compile_once
 from torchwise.compile import compile_plan, programs
 from torchwise.compile.aot import Loader, Maker
 from torchwise.compile.programs import ahead, build
@@ -24,6 +24,7 @@ from torchwise.workload import Example
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Have an empty cache, and compute without gradients."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "caches"))
+    compile_once(monkeypatch)
     torch.compiler.reset()
     with torch.no_grad():
         yield tmp_path / "caches"

@@ -686,7 +686,7 @@ def test_unproven_inputs_are_said_once_however_many_there_are(net: Net, caplog: 
 
 
 def plan_of(call: object, *examples: tuple[torch.Tensor, ...], **changes: object) -> object:
-    """Apply plain Inductor as verified on each of the examples."""
+    """Apply a compiled plan as verified on each of the examples."""
     decision = make_decision(call, Plan(backend="inductor"), *examples[0])
     inputs = tuple(describe_example(Example(example)) for example in examples)
     return torchwise.apply(call, replace(decision, inputs=inputs, **changes), strict=True)  # type: ignore[arg-type]
@@ -696,7 +696,7 @@ def pair(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return q * 2 + k
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("plainly_compiled")
 def test_one_tensor_given_twice_is_not_two_tensors() -> None:
     x, y = torch.ones(3), torch.full((3,), 10.0)
     fast = plan_of(pair, (x, y))
@@ -712,7 +712,7 @@ def recursive(x: torch.Tensor) -> torch.Tensor:
     return x * 2 if x.shape[0] == 1 else RECURSIVE[0](x[:1]) + x.sum()  # type: ignore[operator]
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("plainly_compiled")
 def test_a_model_that_calls_itself_optimised_is_answered() -> None:
     x = torch.ones(2)
     RECURSIVE[:] = [plan_of(recursive, (x,), (x[:1],))]
@@ -733,7 +733,7 @@ def pops(given: dict[str, torch.Tensor]) -> torch.Tensor:
     return given["x"] * 1.0 if extra is None else given["x"] + extra
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("plainly_compiled")
 def test_a_call_that_changes_its_own_dict_is_answered_for_what_it_was_given() -> None:
     x = torch.ones(3)
     both = {"x": x, "extra": x}
@@ -744,7 +744,7 @@ def test_a_call_that_changes_its_own_dict_is_answered_for_what_it_was_given() ->
             assert fast({"x": x}).tolist() == [1.0] * 3  # type: ignore[operator]
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("plainly_compiled")
 def test_hooks_registered_after_another_change_are_run(net: Net) -> None:
     fast = plan_of(net, (X,))
     with torch.no_grad():

@@ -73,7 +73,7 @@ def test_a_compile_error_on_the_first_call_costs_nobody_an_answer(model: Callabl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [plain, break_in_two])
+@pytest.mark.parametrize("model", [plain, pytest.param(break_in_two, marks=pytest.mark.nightly)])
 @pytest.mark.usefixtures("broken_compiler")
 @torch.no_grad()
 def test_a_compile_error_on_a_later_shape_leaves_the_first_one_alone(model: Callable[..., Any]) -> None:

@@ -249,7 +249,10 @@ def test_inductor_reads_vectors_where_it_gathered() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", ["ivhl.field_superposition@small", "ivhl.vortex_field@small"])
+@pytest.mark.parametrize(
+    "workload",
+    ["ivhl.field_superposition@small", pytest.param("ivhl.vortex_field@small", marks=pytest.mark.nightly)],
+)
 def test_complex_workloads_of_the_zoo_pass(workload: str) -> None:
     found = load(workload)
     plan = Plan(backend="inductor", transforms=("complex_to_real", "structure_of_arrays"))

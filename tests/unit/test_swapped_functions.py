@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu as activate
 from torch.utils.checkpoint import checkpoint
 
+from brief import BRIEF
 from torchwise.compile import compile_plan
 from torchwise.compile.aot import Loader, Maker
 from torchwise.compile.transforms import swapped_functions
@@ -510,7 +511,7 @@ def test_it_is_compiled_ahead() -> None:
     ("kind", "trait"), [(Gelu, Trait.EXACT_GELU), (Norm, Trait.INSTANCE_NORM), (Dropout, Trait.DROPOUT)]
 )
 def test_an_inspection_finds_functions(kind: type[Model], trait: Trait) -> None:
-    job = Job("inspect", WorkloadSpec(f"{__file__}:make_{kind.__name__.lower()}"))
+    job = Job("inspect", WorkloadSpec(f"{__file__}:make_{kind.__name__.lower()}"), effort=BRIEF)
     found = inspect(job, lambda _: None).traits & {Trait.EXACT_GELU, Trait.INSTANCE_NORM, Trait.DROPOUT}
     assert found == {trait}
 
