@@ -25,7 +25,7 @@ stay attached to the driver, slow down launches and break the capture of graphs.
 ANSWER_S = 5.0
 """Seconds in which a worker that has stayed takes its next job, or else another one is started."""
 OUT_OF_TIME = (FailureKind.TIMED_OUT, FailureKind.INTERFERED, FailureKind.OUT_OF_BUDGET)
-"""Failures that a fresh process would not mend, as no time is left for it."""
+"""Failures that a fresh process would not help, as no time is left for it."""
 
 
 def with_stay(job: Job) -> Job:

@@ -124,7 +124,7 @@ def join_parts(graph: torch.fx.GraphModule, pieces: Sequence[tuple[Part, Compile
 
 
 def describe_kind(node: Node) -> tuple[Any, ...]:
-    """Return what decides whether a compiler has an operator: its name, its constants, and the dtypes of its inputs."""
+    """Return the facts that decide whether a compiler has an operator: name, constants, and dtypes of its inputs."""
     values = [_value_of(one) for one in node.all_input_nodes]
     dtypes = [(one.dtype, one.dim()) if isinstance(one, torch.Tensor) else type(one) for one in values]
     constants = torch.fx.map_arg((node.args, node.kwargs), lambda _: None)

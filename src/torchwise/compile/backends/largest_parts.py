@@ -49,7 +49,7 @@ def take_largest_parts(
         inputs: its example inputs.
         compile_graph: compiles a part.
         refusal: its error for the whole graph.
-        share: of the graph, in which none is taken yet. The parts are counted, and the reasons for what is left out.
+        share: of the graph, in which none is taken yet. The parts are counted, and the reasons for the rest.
 
     Raises:
         UnsupportedError: there are no parts, or they have too few of the operators. Then none is taken.

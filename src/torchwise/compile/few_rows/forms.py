@@ -33,7 +33,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Work:
-    """What a kernel computes.
+    """The work of a kernel.
 
     Attributes:
         rows: their number.

@@ -4,7 +4,7 @@ A form is chosen by time, on the first call for each kind of products. The weigh
 many that none is in the GPU's cache when it is read again, as in a model. PyTorch's own product is tried as well. The
 choice is kept beside compiled code.
 
-Inductor takes the operator as it is, and joins what is around it to other kernels.
+Inductor takes the operator as it is, and joins the work around it to other kernels.
 """
 
 from __future__ import annotations

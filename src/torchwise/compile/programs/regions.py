@@ -70,7 +70,7 @@ class Target(Protocol):
         """Return the nodes between which no other operator must run as the nodes of several regions."""
 
     def copy_constants(self, graph: torch.fx.Graph, regions: Sequence[Region], refused: Set[Node]) -> bool:
-        """Have regions compute what they would read of others, if that is faster. Return whether the graph changed."""
+        """Have regions compute values that they would read of others, if faster. Return whether the graph changed."""
 
     def lower(self, region: Region) -> list[tuple[Node, str]]:
         """Make the code of a region. Return the nodes that have none, and why."""

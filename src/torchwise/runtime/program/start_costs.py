@@ -1,4 +1,4 @@
-"""What a plan costs to start in one run of a program, when it is put in place, and which plan answers until then."""
+"""The cost of starting a plan in a run of a program, when it is put in place, and which plan answers until then."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class WaitingPlan:
     def is_due(self) -> bool:
         """Whether the plan would have saved as much on the calls so far as it takes to start, or is needed at once.
 
-        Without knowing how many calls come, this costs at most twice what the best choice for their number would
+        Without knowing how many calls come, this costs at most twice as much as the best choice for their number
         (Karlin et al., Competitive Snoopy Caching, 1988: renting or buying skis).
         """
         return self.decision.is_needed or self.missed_s >= self.start_s

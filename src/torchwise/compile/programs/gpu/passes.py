@@ -69,7 +69,7 @@ def find_passes(
     Args:
         parts: the operators and loops of a program.
         labels: the axes of all tensors, settled.
-        outputs: the dimensions of what is written to memory.
+        outputs: the dimensions that are written to memory.
         multiplied: axes along which products run.
     """
     axes, owners = labels.axes, dict[Axis, set[int]]()

@@ -74,7 +74,7 @@ class GpuTarget:
         return list(found.values())
 
     def copy_constants(self, graph: torch.fx.Graph, regions: Sequence[Region], refused: Set[Node]) -> bool:
-        """Have regions compute what depends on no input. Return whether the graph changed."""
+        """Have regions compute the values that depend on no input. Return whether the graph changed."""
         return copy_constants(graph, regions, refused)
 
     def lower(self, region: Region) -> list[tuple[Node, str]]:

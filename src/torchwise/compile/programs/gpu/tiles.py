@@ -299,7 +299,7 @@ class Tiles:
         self.indent -= 1
 
     def begin_pass(self, axis: Axis) -> dict[tuple[object, ...], Tile]:
-        """Begin a loop over the parts of an axis, all of one width. Return what `end_pass` needs."""
+        """Begin a loop over the parts of an axis, all of one width. Return the argument of `end_pass`."""
         size = self.axes.size(axis)
         width = min(self._most, 1 << (size - 1).bit_length())
         segment = Segment(axis, 0, 0, width)
