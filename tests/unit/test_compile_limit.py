@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,16 @@ def test_the_ratios_are_those_of_other_studies_on_this_machine(storage: Storage)
     keep_study(storage, "d", 80 * plain_s, environment=replace(HERE, cpu="another"))
     [(backend, ratio)] = read_compile_ratios(storage, own, HERE).items()
     assert (backend, ratio) == ("inductor", pytest.approx(5.0))
+
+
+def test_a_plan_of_a_plug_in_that_is_gone_tells_nothing(storage: Storage) -> None:
+    """It may be in a study of any other model, and is no reason not to search."""
+    plain_s = a_fast_model().predict_cold_s(INDUCTOR)
+    study = keep_study(storage, "a", *(MIN_COMPILES * [2 * plain_s]), 9 * plain_s)
+    with closing(sqlite3.connect(str(storage.place))) as connection, connection:
+        gone = 'replace(record, \'"backend":"inductor"\', \'"backend":"gone"\')'
+        connection.execute(f"UPDATE torchwise_trials SET record = {gone} WHERE number = {MIN_COMPILES}")
+    assert read_compile_ratios(storage, study + 1, HERE) == {"inductor": pytest.approx(2.0)}
 
 
 class Slow:

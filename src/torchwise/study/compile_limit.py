@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torchwise.environment import Environment
-from torchwise.errors import TorchwiseError
+from torchwise.errors import PlanError, TorchwiseError
 from torchwise.plan import Plan
 from torchwise.plan.space import compile_factor_of
 from torchwise.records import Study
@@ -119,7 +119,14 @@ def read_compile_ratios(storage: Storage, study_id: int, here: Environment) -> d
 
 def _list_ratios(study: Study) -> list[tuple[str, float]]:
     """Return the backends of a study's compiles, each with its time as a multiple of the time predicted without any."""
-    plain = History(study.workload, study.inspection, ())
-    compiled = [(t.plan, t.costs.cold_s) for t in study.trials if t.costs and t.plan.backend != "eager"]
-    predicted = [(plan, seconds, plain.predict_cold_s(plan)) for plan, seconds in compiled]
-    return [(plan.backend, seconds / expected_s) for plan, seconds, expected_s in predicted if expected_s > 0]
+    plain, ratios = History(study.workload, study.inspection, ()), []
+    for trial in study.trials:
+        if trial.costs is None or trial.plan.backend == "eager":
+            continue
+        try:
+            expected_s = plain.predict_cold_s(trial.plan)
+        except PlanError:  # the plug-in that it was made with is gone
+            continue
+        if expected_s > 0:
+            ratios.append((trial.plan.backend, trial.costs.cold_s / expected_s))
+    return ratios
