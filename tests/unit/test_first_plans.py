@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import math
+import sqlite3
 import threading
 import weakref
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,50 @@ def test_a_plan_that_does_not_pay_within_so_few_calls_is_not_used(first: Trial, 
     keep(store, make_trials(first))
     plans = run_calls(store, 137)
     assert [(plan, by_plan) for _, plan, by_plan, _ in plans.list_calls()] == [(str(DECIDED), 3)]
+
+
+BACKEND = """replace(record, '"backend":"eager"', '"backend":"gone"')"""
+TRANSFORM = """replace(record, '"transforms":[]', '"transforms":["gone"]')"""
+
+
+@pytest.mark.parametrize("change", [BACKEND, TRANSFORM, "'{}'"], ids=["backend", "transform", "unreadable"])
+def test_a_trial_of_no_use_by_now_leaves_the_decided_plan(change: str, store: str) -> None:
+    """Its plug-in is gone, or another version wrote it."""
+    keep(store, make_trials())
+    with closing(sqlite3.connect(store)) as connection, connection:
+        connection.execute(f"UPDATE torchwise_trials SET record = {change} WHERE number = 2")
+    plans = run_calls(store, 137)
+    assert [(plan, by_plan) for _, plan, by_plan, _ in plans.list_calls()] == [(str(DECIDED), 3)]
+    assert not plans.notes
+
+
+def test_calls_in_another_form_do_not_bring_the_decided_plan_nearer(store: str) -> None:
+    """It would answer none of them, as little as the first plan."""
+    most = count_first(store, keep(store, make_trials()))
+    net = Net().eval()
+    with StoredPlans("program", store) as plans, torch.no_grad():
+        for _ in range(WRITTEN + 1):
+            net(X)
+        for _ in range(most):
+            with torch.autocast("cpu", torch.bfloat16):
+                net(X)
+            net.train()(X)
+            net.eval()
+    assert len(plans.placed) == 1
+    assert "on 1 call." in next(iter(plans.notes))
+
+
+def test_the_search_is_read_once_for_all_modules_of_a_structure(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(store, make_trials())
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        "torchwise.runtime.program.stored.find_first_decision", lambda *given: asked.append(given) or None
+    )
+    nets = [Net().eval() for _ in range(3)]
+    with StoredPlans("program", store), torch.no_grad():
+        for net in nets:
+            net(X)
+    assert len(asked) == 1
 
 
 def test_a_rejected_plan_does_not_answer_before_another(store: str) -> None:

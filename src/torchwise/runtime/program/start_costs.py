@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from torchwise._torch.inductor import DEFAULT_CACHE_DIR
+from torchwise.plan.known_names import find_unusable_part
 from torchwise.records import Decision
 from torchwise.records import format as show
 from torchwise.runtime.components.config import CompileConfig
@@ -100,7 +101,8 @@ def find_first_decision(decision: Decision, start_s: float, storage: Storage) ->
     if study is None or saved_s <= 0:
         return None
     policy = ApprovalPolicy.from_storage(decision, storage)
-    trials = tuple(t for t in study.trials if t.plan != decision.plan and policy.find_refusal(t.plan) is None)
+    others = [t for t in study.trials if t.plan != decision.plan and find_unusable_part(t.plan) is None]
+    trials = tuple(t for t in others if policy.find_refusal(t.plan) is None)
     calls = max(math.ceil(start_s / saved_s), 1)
     workload = replace(decision.workload, calls=calls, restarts=1)
     found = decide(History(workload, study.inspection, trials), decision.environment)

@@ -113,6 +113,7 @@ class StoredPlans:
         self._called: set[str] = set()
         self._placed_for: list[tuple[_Seen, WaitingPlan]] = []
         self._waiting: dict[str, WaitingPlan] = {}
+        self._firsts: dict[int, Decision | None] = {}  # by the decision that each comes before
         self._lock = threading.Lock()
         self._former: CallHook | None = None
         self._compile: Any = None
@@ -191,13 +192,14 @@ class StoredPlans:
             seen.forms[form] = None
             return self._place(thing, seen, waiting)
 
-    def _succeed(self, weakly: weakref.ref[Any], seen: _Seen, first: WaitingPlan) -> Component | None:
+    def _succeed(self, weakly: weakref.ref[Any], seen: _Seen, first: WaitingPlan, form: Hashable) -> Component | None:
         """Put the later plan in the place of the first one if it would have saved as much so far as it takes to start.
 
-        Calls of other threads that are under way end by the first plan.
+        Calls in another form than that of the plans do not count. Those of other threads that are under way end by the
+        first plan.
         """
         later, thing = first.later, weakly()
-        if later is None or thing is None:
+        if later is None or thing is None or _form_of(thing) != form:
             return None
         if not later.is_due:
             later.calls += 1
@@ -244,19 +246,32 @@ class StoredPlans:
 
     def _add_first(self, waiting: WaitingPlan) -> WaitingPlan:
         """Return the plan to put in place first: one that starts sooner than a waiting plan, or that one itself."""
-        if waiting.is_due or waiting.start_s < MIN_TOLD_S or (storage := read_storage(self._store)) is None:
+        if waiting.is_due or waiting.start_s < MIN_TOLD_S:
             return waiting
-        with storage:
-            first = find_first_decision(waiting.decision, waiting.start_s, storage)
-        if first is None:
+        key = id(waiting.decision)
+        if key not in self._firsts:  # once for all modules of a structure, as reading a search takes milliseconds
+            self._firsts[key] = self._find_first(waiting)
+        if (first := self._firsts[key]) is None:
             return waiting
         waiting.before = first
         return WaitingPlan(first, None, waiting.config, later=waiting)
 
+    def _find_first(self, waiting: WaitingPlan) -> Decision | None:
+        try:
+            if (storage := read_storage(self._store)) is None:
+                return None
+            with storage:
+                return find_first_decision(waiting.decision, waiting.start_s, storage)
+        except Exception as error:  # whatever is wrong with the store or a plug-in by now, the decided plan is known
+            logger.debug("torchwise: no plan is looked for that starts sooner", exc_info=error)
+            return None
+
     def _place(self, thing: Any, seen: _Seen, found: WaitingPlan) -> Component | None:
         if self._waiting.get(seen.name) is found:
             del self._waiting[seen.name]
-        succeed = None if found.later is None else functools.partial(self._succeed, weakref.ref(thing), seen, found)
+        succeed = None
+        if found.later is not None:
+            succeed = functools.partial(self._succeed, weakref.ref(thing), seen, found, _form_of(thing))
         try:
             component = place_decision(
                 thing,
