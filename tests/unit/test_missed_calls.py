@@ -24,7 +24,7 @@ from torchwise.runtime.api import Study
 from torchwise.runtime.bucketing.bucketed import DYNAMIC
 from torchwise.runtime.program import missed_calls, missed_files, missed_recorder, recorder, start_costs
 from torchwise.runtime.program.calls import Calls, Kind
-from torchwise.runtime.program.missed_calls import PlacedPlans, add_missed, list_missed, merge_run
+from torchwise.runtime.program.missed_calls import PlacedPlans, add_missed, add_run, list_missed, merge_run
 from torchwise.runtime.program.missed_files import Missed, Stored, StoredCalls, path_of, read_missed, write_missed
 from torchwise.runtime.program.missed_recorder import MissedCallRecorder
 from torchwise.runtime.program.stored import StoredPlans
@@ -32,7 +32,7 @@ from torchwise.store import open_storage
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
 from torchwise.workload.plain_inputs import from_plain, to_plain
-from torchwise.workload.stand_in import read_statistics, without_values
+from torchwise.workload.stand_in import read_statistics, without_values, write_statistics
 
 PROGRAM = """
 import os, sys, torch
@@ -397,6 +397,81 @@ def test_inputs_are_written_as_plain_values_and_read_again() -> None:
 def test_other_data_are_no_inputs(data: Any) -> None:
     with pytest.raises(InputError, match="stored inputs"):
         from_plain(data)
+
+
+def record_calls(*inputs: tuple[Any, ...]) -> Stored:
+    net, missed = torch.nn.ReLU(), MissedCallRecorder()
+    record = missed.watch(net, "ReLU", "s", None)
+    for args in inputs:
+        record(lambda *args: None, args, {})
+    return list_missed(missed)
+
+
+def kept_in(store: str) -> list[str]:
+    return [missed.kind.kept for calls in read_missed("p", store).values() for missed in calls.kinds]
+
+
+def test_inputs_that_no_file_holds_do_not_cost_those_of_others(tmp_path: Path) -> None:
+    store, owned, marked = str(tmp_path / "s.db"), torch.ones(2, 4), torch.ones(3, 4)
+    owned.owner = object()  # type: ignore[attr-defined]
+    torch._dynamo.mark_dynamic(marked, 0)
+    dense = torch.ones(4, 4)
+    add_run("p", store, record_calls((owned,), (marked,), (dense.to_mkldnn(),), (dense.to_sparse(),)), [])
+    assert sorted(kept_in(store)) == ["none", "none", "real", "real"]
+
+
+def test_inputs_without_statistics_are_counted_where_there_is_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = str(tmp_path / "s.db")
+    run = record_calls((torch.ones(20), torch.ones(0, 4)), (torch.eye(5).to_sparse(),))
+    monkeypatch.setattr(missed_files, "KEPT_BYTES", 0)
+    add_run("p", store, run, [])
+    assert kept_in(store) == ["none", "none"]
+
+
+def test_the_memory_between_the_values_of_an_input_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy has it, too, and so has the file."""
+    monkeypatch.setattr(missed_recorder, "KEPT_BYTES", 4000)
+    (calls,) = record_calls((torch.ones(100, 100)[:, 0],), (torch.ones(1, 10).expand(500, 10),)).values()
+    assert sorted(missed.kind.kept for missed in calls.kinds) == ["real", "stand-in"]
+
+
+def test_inputs_of_a_gpu_that_is_gone_are_left_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, load = str(tmp_path / "s.db"), torch.load
+    add_run("p", store, record_calls((torch.ones(2, 4),)), [])
+
+    def load_without_gpu(file: Any, map_location: Any = None, **options: Any) -> Any:
+        if map_location != "cpu":
+            raise RuntimeError("no GPU")
+        return load(file, **options)
+
+    monkeypatch.setattr(torch, "load", load_without_gpu)
+    add_run("p", store, {}, [])
+    with pytest.raises(StorageError, match="has inputs on a GPU that this process has not: no GPU"):
+        add_run("p", store, record_calls((torch.ones(3, 4),)), [])
+    monkeypatch.undo()
+    assert kept_in(store) == ["real"]
+
+
+def test_inputs_on_another_device_than_all_recorded_ones_are_left_out() -> None:
+    example = Example((torch.ones(3, 4),))
+    kind = Kind(("a signature", "inference", False, None), "float32[3, 4]", "inference", None, example, "real", calls=1)
+    calls = Calls("ReLU", "ReLU", torch.nn.ReLU, kinds={kind.key: kind})
+    elsewhere = make_missed(7)
+    elsewhere.example = without_values(Example((torch.ones(7, 4),)))
+    (stand_in,), statistics = elsewhere.example.tensors(), read_statistics(elsewhere.example.tensors()[0])
+    assert statistics is not None
+    write_statistics(stand_in, replace(statistics, device=torch.device("cuda")))
+    assert add_missed(calls, StoredCalls(1, [elsewhere])) == (calls, "")
+
+
+def test_an_error_of_any_class_leaves_the_report_and_the_exit_code(
+    run: Callable[..., str], searches: Searches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("--tune", "3")
+    monkeypatch.setattr(missed_calls, "merge_run", lambda *_: 1 / 0)
+    assert "not kept for a search: division by zero" in " ".join(run("--apply", "7").split())
 
 
 def test_modules_of_one_structure_count_as_one(tmp_path: Path) -> None:

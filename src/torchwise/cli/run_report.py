@@ -84,7 +84,7 @@ def report_plans(script: Script, plans: StoredPlans, store: str | None, words: l
     is_kept = True
     try:
         add_run(script.name, store, missed, plans.list_placed())
-    except TorchwiseError as error:  # the run is over, and its report is due all the same
+    except Exception as error:  # of any class: the run is over, and its report and exit code are due all the same
         is_kept = False
         notes.append(f"the calls on other inputs are not kept for a search: {error}")
     kinds = rank_kinds(missed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from torchwise.workload.workload import Example
 
 PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device})
 TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+LAYOUTS = frozenset(
+    {torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
+)
 CONTAINERS: dict[str, type] = {"tuple": tuple, "list": list}
 STAND_IN = ("shape", "strides", "dtype", "statistics")
 """The parts of a tensor without values."""
@@ -21,7 +25,8 @@ def to_plain(example: Example) -> Any:
     """Return inputs as tensors, and as values that `torch.load` takes with `weights_only`.
 
     Raises:
-        InputError: they hold an object of another class, such as a cache, or a tensor of a class of its own.
+        InputError: they hold an object of another class, such as a cache, or a tensor of a class of its own, or with a
+            layout or attributes that no file holds.
     """
     return _to_plain((example.args, dict(example.kwargs)))
 
@@ -44,6 +49,7 @@ def _to_plain(value: Any) -> Any:
     if kind in TENSORS:
         statistics = stand_in.read_statistics(value)
         if statistics is None:
+            _check_can_be_read(value)
             return value
         return {"kind": "stand-in", **_describe_stand_in(value), "statistics": statistics.to_values()}
     if kind in PLAIN:
@@ -53,6 +59,21 @@ def _to_plain(value: Any) -> Any:
     if kind in CONTAINERS.values():
         return {"kind": kind.__name__, "items": [_to_plain(item) for item in value]}
     raise InputError(f"an input is a {kind.__qualname__}, but only tensors and plain values are stored in a file")
+
+
+def _check_can_be_read(tensor: torch.Tensor) -> None:
+    """Refuse a tensor that would make the whole file unreadable."""
+    if tensor.layout not in LAYOUTS:
+        raise InputError(f"an input has the layout {tensor.layout}, which is not stored in a file")
+    if not vars(tensor):
+        return
+    stream = io.BytesIO()
+    try:
+        torch.save(vars(tensor), stream)
+        torch.load(io.BytesIO(stream.getvalue()), weights_only=True)
+    except Exception as error:  # of many classes: an attribute may be anything, and fail as it likes
+        names = ", ".join(vars(tensor))
+        raise InputError(f"an input is a tensor with attributes that no file holds ({names}): {error}") from None
 
 
 def _describe_stand_in(tensor: torch.Tensor) -> dict[str, Any]:

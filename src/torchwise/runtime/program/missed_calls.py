@@ -16,11 +16,12 @@ from torchwise.runtime.call_guard import VerifiedInputs
 from torchwise.runtime.program.calls import Calls, Kind
 from torchwise.runtime.program.missed_files import Key, Missed, Stored, StoredCalls, path_of, read_missed, write_missed
 from torchwise.runtime.program.missed_recorder import MissedCallRecorder
-from torchwise.runtime.program.recorder import MAX_KINDS
+from torchwise.runtime.program.recorder import MAX_KINDS, tensors_of
+from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
 from torchwise.workload.input_spec import parse_inputs
 from torchwise.workload.plain_inputs import to_plain
-from torchwise.workload.stand_in import with_values
+from torchwise.workload.stand_in import read_statistics, with_values
 
 logger = logging.getLogger("torchwise")
 
@@ -75,18 +76,20 @@ def add_run(program: str, store: str | None, run: Stored, placed: Iterable[Place
     """Add the calls of a run to those of the runs before.
 
     Raises:
-        StorageError: the file cannot be written, or another run holds it.
+        StorageError: the file cannot be written or read, or another run holds it.
     """
     from filelock import FileLock, Timeout
 
-    file = path_of(program, store)
-    if not run and not file.exists():
+    file, placed = path_of(program, store), [*placed]
+    if not run and not (placed and file.exists()):
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with FileLock(f"{file}.lock", timeout=MAX_WAIT_S, mode=0o600):
             try:
                 stored = read_missed(program, store)
+            except StorageError:  # which is an InputError, too: another run may read it
+                raise
             except InputError as error:  # nothing can be read from it, now or later
                 logger.warning("torchwise: %s; it is replaced", error)
                 stored = {}
@@ -131,9 +134,14 @@ def _add(before: StoredCalls, same: Missed | None, new: Missed) -> None:
 def add_missed(calls: Calls, stored: StoredCalls | None) -> tuple[Calls, str]:
     """Return the calls of a recorded module with those that earlier runs by plans missed, and a note about these.
 
-    A kind that the recording has, too, counts as often as there. Each other one counts as often as in a mean run.
+    A kind that the recording has, too, counts as often as there. Each other one counts as often as in a mean run. Kinds
+    on a device that no recorded input lies on are left out.
     """
-    usable = [missed for missed in stored.kinds if missed.example is not None] if stored is not None else []
+    recorded = [kind.example for kind in calls.kinds.values() if kind.example is not None]
+    devices = set().union(*map(_devices_of, recorded))
+    found = [missed for missed in stored.kinds if missed.example is not None] if stored is not None else []
+    # The program may run on another device by now.
+    usable = [missed for missed in found if missed.example is not None and _devices_of(missed.example) <= devices]
     if not usable:
         return calls, ""
     looked = sum(kind.calls for kind in calls.kinds.values())
@@ -153,6 +161,11 @@ def add_missed(calls: Calls, stored: StoredCalls | None) -> tuple[Calls, str]:
     count = len(kinds) - len(calls.kinds)
     note = f"{count} more kind{'s' * (count != 1)} of calls came in runs by plans, {total:.3g} a run"
     return replace(calls, kinds=kinds, others=round(others), others_s=others_s), f"{note}: they count here, too"
+
+
+def _devices_of(example: Example) -> set[str]:
+    """Return the kinds of devices that inputs lie on, or that the inputs of their stand-ins lay on."""
+    return {(read_statistics(tensor) or tensor).device.type for tensor in tensors_of(example)}
 
 
 def _identity_of(kind: Kind) -> tuple[str, str, bool, str]:

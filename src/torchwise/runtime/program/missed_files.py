@@ -64,7 +64,7 @@ def read_missed(program: str, store: str | None) -> Stored:
 
     Raises:
         InputError: the file holds something else.
-        StorageError: the file cannot be read.
+        StorageError: the file cannot be read, or has inputs on a GPU that is not there.
     """
     file = path_of(program, store)
     if not file.is_file():
@@ -73,12 +73,22 @@ def read_missed(program: str, store: str | None) -> Stored:
         data = torch.load(file, weights_only=True)
     except OSError as error:
         raise StorageError(f"{file} cannot be read: {error.strerror or error}") from None
-    except Exception as error:  # of many classes: it is no such file, or its tensors lie on a GPU that is gone
+    except Exception as error:  # of many classes
+        if _is_readable_without_gpu(file):
+            raise StorageError(f"{file} has inputs on a GPU that this process has not: {error}") from None
         raise InputError(f"{file} cannot be read: {type(error).__name__}: {error}") from None
     try:
         return _parse(data)
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
+
+
+def _is_readable_without_gpu(file: Path) -> bool:
+    try:
+        torch.load(file, map_location="cpu", weights_only=True)
+    except Exception:  # as above: it is no such file
+        return False
+    return True
 
 
 def _parse(data: Any) -> Stored:
@@ -135,5 +145,8 @@ def _to_file(missed: Missed, room: int) -> tuple[MissedKind, Any, int]:
         return kind, None, room
     size = bytes_of(tensors_of(example)) if kind.kept == "real" else 0
     if size > room:
-        size, kind, example = 0, replace(kind, kept="stand-in"), without_values(example)
+        try:
+            size, kind, example = 0, replace(kind, kept="stand-in"), without_values(example)
+        except Exception:  # such as an empty or a sparse tensor, of which there are no statistics
+            return replace(kind, kept="none"), None, room
     return kind, to_plain(example), room - size

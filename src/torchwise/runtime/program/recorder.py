@@ -246,8 +246,16 @@ def tensors_of(example: Example) -> list[torch.Tensor]:
 
 
 def bytes_of(tensors: list[torch.Tensor]) -> int:
-    """Return the memory of tensors."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    """Return the memory of tensors. A copy has the strides of its original, and so what lies between its values."""
+    return sum(_count_spanned(tensor) * tensor.element_size() for tensor in tensors)
+
+
+def _count_spanned(tensor: torch.Tensor) -> int:
+    if tensor.is_nested or tensor.layout is not torch.strided or not tensor.numel():
+        return tensor.numel()
+    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        tensor = pytree.base_of(tensor)
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def is_memory_short() -> bool:
