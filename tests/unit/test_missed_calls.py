@@ -16,7 +16,7 @@ from test_program import Searches, decide_at_once
 from test_run_command import invoke, printed_command
 
 from live_decisions import make_decision
-from torchwise.cli.run_report import _repeat_options
+from torchwise.cli.run_report import _choose_decision, _repeat_options
 from torchwise.errors import InputError, StorageError
 from torchwise.plan import EAGER, Numerics, Plan
 from torchwise.records.missed_calls import MissedKind
@@ -29,6 +29,7 @@ from torchwise.runtime.program.missed_files import Missed, Stored, StoredCalls, 
 from torchwise.runtime.program.missed_recorder import MissedCallRecorder
 from torchwise.runtime.program.stored import StoredPlans
 from torchwise.store import open_storage
+from torchwise.store.location import make_absolute
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
 from torchwise.workload.plain_inputs import from_plain, to_plain
@@ -208,12 +209,42 @@ def test_the_command_repeats_the_options_of_the_search(
             return Study(storage.import_study(study))
 
     monkeypatch.setattr("torchwise.runtime.program.tuning.search", decide)
-    options = ["--allow", "substituted", "--tolerance", "0.1", "--require", "deterministic"]
+    options = ["--restarts", "3", "--allow", "substituted", "--tolerance", "0.1", "--require", "deterministic"]
     run(" ".join(["--tune", *options]), "3")
     report = run("--apply --keep-memory", "7")
     words = printed_command(report)
     assert words[: len(options) + 1] == ["--tune", *options]
     assert words[len(options) + 1 :] == ["--store", "s.db", "--keep-memory", "net.py", "7"]
+
+
+def test_the_command_has_the_metric_where_the_module_draws_nothing() -> None:
+    fixed = make_decision(torch.sin, Plan(threads=1), torch.ones(3, 4))
+    noisy = replace(fixed, workload=replace(fixed.workload, metric="distribution"))
+    placed = [PlacedPlans("Fixed", fixed, None), PlacedPlans("Noisy", noisy, None)]
+    assert _choose_decision(placed, "Fixed") is noisy
+    assert _choose_decision(placed[:1], "Fixed") is fixed
+
+
+@pytest.mark.parametrize("by", ["option", "environment"])
+def test_a_store_is_the_same_where_the_program_changes_folders(
+    by: str, tmp_path: Path, searches: Searches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("other").mkdir()
+    Path("net.py").write_text(f"import os\nos.chdir({str(tmp_path / 'other')!r})\n{PROGRAM}")
+    words = ["--store", "sqlite:///s.db"] if by == "option" else []
+    if not words:
+        monkeypatch.setenv("TORCHWISE_STORE", "s.db")
+    for option, rows in (("--tune", "3"), ("--apply", "7")):
+        monkeypatch.chdir(tmp_path)
+        invoke(option, *words, "net.py", rows)
+    assert not [*(tmp_path / "other").iterdir()]
+    assert len([*(tmp_path / "s.db.missed-calls").glob("*.pt")]) == 1
+
+
+def test_a_text_that_names_no_file_is_no_path() -> None:
+    texts = ["postgresql://u@host/d", "sqlite:///:memory:", "sqlite:///", "sqlite://host/a.db", "sqlite:///a.db?b=c"]
+    assert [make_absolute(text) for text in texts] == texts
 
 
 def test_without_the_study_the_plan_tells_its_numerics(tmp_path: Path) -> None:

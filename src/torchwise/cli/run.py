@@ -17,6 +17,7 @@ from typer.core import TyperCommand
 from torchwise.cli import options as opt
 from torchwise.cli.search_words import list_words
 from torchwise.errors import InputError, StorageError, TorchwiseError
+from torchwise.store.location import VARIABLE, make_absolute
 
 if TYPE_CHECKING:
     from torchwise.cli.run_report import Report
@@ -140,7 +141,8 @@ def run(
         keep_freed_memory()
     report = Report(sys.stderr, *(file and file.absolute() for file in (json, html)))
     words = ["--store", store] if store else []
-    store = os.path.abspath(store) if store and "://" not in store else store  # the program may change folders
+    named = store or os.environ.get(VARIABLE)
+    store = make_absolute(named) if named else None  # the program may change folders, and its environment
     words += ["--keep-memory"] if keep_memory else []
     if apply:
         raise SystemExit(_apply(script, store, words, report))

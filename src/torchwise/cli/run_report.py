@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torchwise.records.recording import Recording
     from torchwise.report.document import Document
     from torchwise.runtime.program import StoredPlans
+    from torchwise.runtime.program.missed_calls import PlacedPlans
     from torchwise.runtime.program.missed_files import Stored
     from torchwise.runtime.program.script import Script
 
@@ -92,8 +93,7 @@ def report_plans(script: Script, plans: StoredPlans, store: str | None, words: l
     if kinds:
         notes += [f"{name}: {note}" for (name, _), calls in plans.missed.modules.items() for note in calls.notes]
         notes.append(_explain_missed(kinds, is_kept=is_kept))
-        decision = next(one.decision for one in plans.list_placed() if one.name == kinds[0][0])
-        again = list_words(_repeat_options(decision, store))
+        again = list_words(_repeat_options(_choose_decision(plans.list_placed(), kinds[0][0]), store))
         command = shlex.join(["torchwise", "run", "--tune", *again, *words, *script.words])
         steps = (Step(command, "tunes for these inputs, too"),)
     report.show(applied_document(script.name, plans.list_calls(), notes, kinds, plans.seconds, steps))
@@ -108,10 +108,20 @@ def _explain_missed(kinds: Sequence[tuple[str, MissedKind]], *, is_kept: bool) -
     return "the next --tune tunes for these inputs, too, and for those that are not kept only if it sees them"
 
 
+def _choose_decision(placed: Sequence[PlacedPlans], name: str) -> Decision:
+    """Return the decision that tells the options of the search of a program: that of a module, or one by a metric.
+
+    Where outputs are compared by distribution, modules without random numbers have a study without a metric.
+    """
+    own = next(one.decision for one in placed if one.name == name)
+    return next((one.decision for one in placed if one.decision.workload.metric), own)
+
+
 def _repeat_options(decision: Decision, store: str | None) -> dict[str, Any]:
-    """Return the options of the search that made a decision, as far as they belong to its study."""
+    """Return the options of the search that made a decision, as far as the decision tells them."""
     asked = decision.workload
     return {
+        "restarts": asked.restarts,
         "allow": str(_find_allowed(decision, store)),
         "objective": asked.objective,
         "tolerance": asked.tolerance,

@@ -69,6 +69,16 @@ def file_of(text: str) -> Path | None:
     return Path(path.removeprefix("/") if separator else text).expanduser().absolute()
 
 
+def make_absolute(text: str) -> str:
+    """Return a store that means the same from any folder. A text that names no file stays as it is."""
+    scheme, separator, path = text.partition("://")
+    if not separator:
+        return str(Path(text).expanduser().absolute())
+    if scheme not in _SQLITE or not path.startswith("/") or path in ("/", "/:memory:") or "?" in path:
+        return text
+    return f"{scheme}:///{file_of(text)}"
+
+
 def check_exists(url: URL) -> None:
     """Refuse a missing file. Opening a store checks its server."""
     if url.drivername == "sqlite" and not Path(url.database or "").exists():
