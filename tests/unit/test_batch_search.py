@@ -373,6 +373,24 @@ def test_reports_name_the_limit_and_the_command_leaves_the_batch_to_the_search(s
     assert spec.times_each_call, "a server waits for each call"
 
 
+def test_other_load_at_two_sizes_does_not_end_the_doubling(storage: Storage) -> None:
+    class Disturbed(Server):
+        def run(self, job: Any, limits: Any, on_stage: Any) -> str | Failure:
+            answer = super().run(job, limits, on_stage)
+            size = 0 if isinstance(job, SampleCheck) or job.batch is None else job.batch.size
+            if size not in (2, 4) or self.sizes("try", EAGER).count(size) != 1:
+                return answer
+            attempt = codec.from_json(answer, Attempt)
+            slow = Measurement(*(tuple(100 * s for s in of) for of in (samples(1e-3), samples(1e-3))))
+            return codec.to_json(replace(attempt, measurement=slow))
+
+    options = TuneOptions(objective="throughput", batch="best", calls=10**7)
+    server = Disturbed()
+    study = run_study(Request.from_options(options, "zoo:any", "cpu"), storage, server, Listener())
+    assert batch_of(study) == (INDUCTOR, 512)
+    assert server.sizes("try", EAGER)[:6] == [1, 2, 2, 4, 4, 8]
+
+
 @pytest.mark.parametrize(
     ("speedup", "memory_limit", "expected"),
     [(2.0, None, (INDUCTOR, 512)), (0.9, None, (EAGER, 512)), (2.0, 40 * 2**20, (INDUCTOR, 40))],
