@@ -115,7 +115,7 @@ def test_the_library_that_is_carried_is_the_one_that_could_be_loaded(
 def test_a_cache_for_reading_alone_costs_compiling_again_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    written, write = list[Path](), build._write
+    written, write = list[Path](), build.write_whole
 
     def refuse(file: Path, library: bytes) -> None:
         if not written:
@@ -123,7 +123,7 @@ def test_a_cache_for_reading_alone_costs_compiling_again_and_nothing_else(
             raise OSError(30, "Read-only file system")
         write(file, library)
 
-    monkeypatch.setattr(build, "_write", refuse)
+    monkeypatch.setattr(build, "write_whole", refuse)
     x = torch.randn(3, 5)
     torch.testing.assert_close(compile_call(scale, x)(x), scale(x))
     assert "is not kept: [Errno 30] Read-only file system" in caplog.text
