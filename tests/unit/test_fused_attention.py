@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import pickle
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -463,6 +464,17 @@ def test_rewrites_of_a_plan_are_one_pass_with_a_key_of_its_own() -> None:
     own = torch._inductor.config.patch({OPTION: lambda _: None})
     with own, pytest.raises(UnsupportedError, match="Inductor takes one pre_grad_custom_pass"):
         inductor._options(PLAN)
+
+
+def test_passes_are_pickled_by_their_names_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = graph_pass(("fused_attention",)), graph_pass(("fused_attention", "grouped_keys"))
+    written = pickle.dumps(one)  # PyTorch 2.11 compares these bytes to find compiled code
+    assert pickle.loads(written) is one
+    assert pickle.dumps(two) != written
+    one(record(lambda: SPELLINGS["divided"](*draw())))  # its counts are no part of the key
+    assert pickle.dumps(one) == written
+    monkeypatch.setattr(function_graphs, "__version__", "of other code")
+    assert pickle.dumps(one) != written
 
 
 def test_a_pass_is_asked_until_it_was_applied() -> None:

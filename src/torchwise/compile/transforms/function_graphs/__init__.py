@@ -50,7 +50,16 @@ def graph_pass(names: tuple[str, ...]) -> Any:
             files = {*own, *filter(None, map(_find_source, self.rewrites.values()))}
             return repr((names, __version__)).encode() + inductor.HASH_FILES.get(_WHO)(tuple(sorted(files)))
 
+        def __reduce__(self) -> Any:
+            """Return the names and the key, as PyTorch 2.11 pickles this pass itself for the key of compiled code."""
+            return _unpickle_pass, (names, self.uuid())
+
     return FunctionRewrites(names)
+
+
+def _unpickle_pass(names: tuple[str, ...], _key: object) -> Any:
+    """Return the pass of some rewrites. Its key is there for those who compare the bytes that were pickled."""
+    return graph_pass(names)
 
 
 class Rewriting:
