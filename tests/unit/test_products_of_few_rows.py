@@ -177,6 +177,7 @@ TAKEN: dict[str, tuple[Callable[..., Any], Products]] = {
     "attention scores": (lambda model, x: x @ model.a.weight.expand(2, -1, -1).mT, []),
     "wide numbers": (lambda model, x: functional.linear(x.double(), model.a.weight.double()), []),
     "autocast": (lambda model, x: autocast(model.a, x), []),
+    "inputs by name": (lambda model, x: model.a(torch.reshape(input=x, shape=(1, LENGTH))), [(1, "")]),
     "convolution": (lambda model, x: functional.conv1d(x, model.fixed[:, None, :3]), []),
 }
 """Functions of a model, and the calls of the operator that are put in, or None where either way is right."""
@@ -268,6 +269,59 @@ def test_weights_of_few_bits_are_read_as_such(monkeypatch: pytest.MonkeyPatch) -
             assert calls == [(2, "silu"), (1, ""), (1, "")]
             assert read == [dtype] * 3
             torch.testing.assert_close(answer, expected, rtol=2e-2, atol=1e-5 if precision is torch.float32 else 2e-2)
+
+
+def write_to_bytes(model: Any) -> Tensor:
+    kept = model.bytes.clone()
+    weight = kept.float() * model.scale[:, None]
+    kept.zero_()
+    return weight
+
+
+def write_to_scales(model: Any) -> Tensor:
+    scale = model.scale * 1
+    weight = model.bytes.float() * scale[:, None]
+    scale.mul_(3)
+    return weight
+
+
+LOW_BITS: dict[str, tuple[Callable[[Any], Tensor], bool]] = {
+    "one": (lambda model: model.bytes.float() * model.scale[:, None], True),
+    "scales in front": (lambda model: model.scale.view(16, 1).to(torch.float64).float() * model.bytes.float(), True),
+    "rounded": (lambda model: (model.bytes.float() * model.scale[:, None]).to(torch.int32).float(), False),
+    "of one bit": (lambda model: model.bytes.to(torch.bool).float() * model.scale[:, None], False),
+    "of fewer bits": (lambda model: model.bytes.to(torch.float8_e4m3fn).float() * model.scale[:, None], False),
+    "rounded scales": (lambda model: model.bytes.float() * (3 * model.scale).to(torch.int32).float()[:, None], False),
+    "scales in another order": (lambda model: model.bytes.float() * model.scale[model.order][:, None], True),
+    "scales by name": (lambda model: model.bytes.float() * torch.unsqueeze(input=model.scale, dim=1), False),
+    "bytes that are written": (write_to_bytes, False),
+    "scales that are written": (write_to_scales, False),
+}
+"""Weights made of bytes and scales, and whether the kernel may read these."""
+
+
+@pytest.mark.parametrize("name", LOW_BITS)
+def test_only_bytes_that_are_the_weight_are_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, is_read = LOW_BITS[name]
+    model = Model(lambda model, x: functional.linear(x, make(model))).eval()
+    model.register_buffer("bytes", (99 * draw(16, LENGTH)).to(torch.int8))
+    model.register_buffer("scale", draw(16).abs() + 0.5)
+    model.register_buffer("order", torch.arange(15, -1, -1))
+    read: list[torch.dtype] = []
+    launch = operator._launch
+    monkeypatch.setattr(operator, "_launch", lambda *given: read.append(given[3][0].dtype) or launch(*given))
+    answer, _ = run(model, GIVEN)
+    torch.testing.assert_close(answer, model(GIVEN), rtol=1e-4, atol=1e-2)
+    assert (torch.int8 in read) is is_read
+
+
+def test_products_that_need_a_gradient_stay() -> None:
+    model = Model(lambda model, x: model.a(x)).eval()
+    with torch.enable_grad():
+        answer, calls = run(model, GIVEN)
+        answer.sum().backward()
+    assert calls == []
+    torch.testing.assert_close(model.a.weight.grad, GIVEN[0].expand(16, -1))
 
 
 def test_weights_that_change_in_place_are_those_that_are_read() -> None:

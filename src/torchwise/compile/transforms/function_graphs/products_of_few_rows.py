@@ -18,7 +18,7 @@ from __future__ import annotations
 import bisect
 import operator
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,11 +149,13 @@ def _read(node: Node, places: dict[Node, int], written: Sequence[int]) -> Produc
         return None
     answer, x, matrix = values
     assert answer is not None and x is not None and matrix is not None  # noqa: PT018
+    if answer.requires_grad:  # the operator has no gradient
+        return None
     if matrix.dim() != 2 or x.dim() == 0 or not 0 < x.numel() <= MAX_ROWS * x.shape[-1]:
         return None
     length, outputs = matrix.shape if is_transposed else matrix.shape[::-1]
     weight, kept = Weight(given, None, is_transposed), matrix.t() if is_transposed else matrix
-    if not is_transposed and (found := _read_low_bits(given)) is not None:
+    if not is_transposed and (found := _read_low_bits(given, places, places[node], written)) is not None:
         weight, scale, kept = found
     fits = (
         x.dtype is answer.dtype
@@ -171,33 +173,54 @@ def _read(node: Node, places: dict[Node, int], written: Sequence[int]) -> Produc
     return Product(node, source, weight, scale, bias, outputs, nbytes, kind)
 
 
-def _read_low_bits(given: Node) -> tuple[Weight, Node, Tensor] | None:
-    """Return a weight of few bits, its scales, and the value of the weight, if a node multiplies these."""
-    product = _strip(given, CASTS)
+def _read_low_bits(
+    given: Node, places: dict[Node, int], end: int, written: Sequence[int]
+) -> tuple[Weight, Node, Tensor] | None:
+    """Return a weight of few bits, its scales, and the value of the weight, if a node multiplies these.
+
+    Nothing is written between their first use and the end.
+    """
+    product = _strip(given, _is_cast)
     if name_of(product) != "mul" or len(product.args) != 2 or writes(product):
         return None
     for one, other in (product.args, product.args[::-1]):
-        source = _strip(one, CASTS)
+        source = _strip(one, _is_cast)
         weight, value = Weight(source), value_of(source)
         if value is None or value.dtype not in LOW_BITS or value.dim() != 2:
             continue
         if name_of(source) == "view" and len(source.args) == 2 and source.args[1] is value.dtype:
             weight = Weight(source.args[0], value.dtype)
-        scale = _strip(other, (*CASTS, "unsqueeze", "getitem", "view", "reshape"))
+        scale = _strip(other, lambda node: _is_cast(node) or _is_turned(node))
         column = value_of(other)
         is_column = column is not None and same_sizes(column.shape, (value.shape[0], 1))
         if is_column and _is_vector(scale, value.shape[0]):
-            return weight, scale, value
+            began = min(places[user] for read in (source, scale) for user in read.users)
+            return None if _has_write(began, end, written) else (weight, scale, value)
     return None
 
 
-def _strip(given: Any, names: Sequence[str]) -> Any:
+def _strip(given: Any, is_passed: Callable[[Node], bool]) -> Any:
     """Return the node that a chain of such functions begins with."""
-    while name_of(given) in names and isinstance(given.args[0], Node) and not writes(given):
-        if name_of(given) == "view" and any(isinstance(one, torch.dtype) for one in given.args):
-            break  # the same bytes are other numbers
+    while name_of(given) and given.args and isinstance(given.args[0], Node) and is_passed(given) and not writes(given):
         given = given.args[0]
     return given
+
+
+def _is_cast(node: Node) -> bool:
+    """Whether a node has the numbers of its input on the same device, in a type of floats that rows may have."""
+    made, given = value_of(node), value_of(node.args[0])
+    if made is None or given is None or made.device != given.device:
+        return False
+    return name_of(node) in CASTS and made.dtype in (*TYPES, torch.float64)
+
+
+def _is_turned(node: Node) -> bool:
+    """Whether a node has the numbers of its input in the same order, with other dimensions."""
+    if name_of(node) == "getitem":
+        index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        return all(one is None or one is ... or (isinstance(one, slice) and one == slice(None)) for one in index)
+    # The same bytes in another type are other numbers.
+    return name_of(node) in ("unsqueeze", "view", "reshape") and _dtype_of(node) is _dtype_of(node.args[0])
 
 
 def _is_vector(node: Any, size: int) -> bool:
@@ -206,7 +229,7 @@ def _is_vector(node: Any, size: int) -> bool:
     return value is not None and is_known and value.is_floating_point() and value.is_contiguous()
 
 
-def _dtype_of(node: Node | None) -> torch.dtype | None:
+def _dtype_of(node: Any) -> torch.dtype | None:
     value = value_of(node)
     return None if value is None else value.dtype
 
@@ -219,7 +242,7 @@ def _has_numbers(value: Tensor) -> bool:
 def _find_source(rows: Node, length: int, places: dict[Node, int], end: int, written: Sequence[int]) -> Node:
     """Return the node of which rows are a view, if it has the same rows, so that others of it are known as equal."""
     while name_of(rows) in VIEWS and not writes(rows):
-        source: Any = rows.args[0]
+        source: Any = rows.args[0] if rows.args else None
         value = value_of(source)
         is_same = value is not None and value.dim() > 0 and _has_numbers(value) and value.shape[-1] == length
         if not is_same or _dtype_of(rows) is not _dtype_of(source) or _has_write(places[rows], end, written):
