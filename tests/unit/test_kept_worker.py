@@ -25,7 +25,8 @@ from torchwise.records import Costs, Failure, FailureKind, Inspection, WorkerSta
 from torchwise.records.listener import Listener
 from torchwise.store import open_storage
 from torchwise.study import Request, run_study
-from torchwise.trial import Job, Limits, ProcessLauncher, kept_worker, loaded_model, loading, worker
+from torchwise.trial import Job, Limits, ProcessLauncher, Stopwatch, kept_worker, loaded_model, loading, worker
+from torchwise.trial.budget import Budget, end_kept_worker
 from torchwise.trial.job import Attempt
 from torchwise.trial.kept_worker import KeptWorker, is_settled, may_follow, with_stay
 from torchwise.trial.loaded_model import LoadedModel
@@ -190,6 +191,31 @@ def test_a_search_without_a_trial_ends_the_worker_that_stayed(launcher: ProcessL
     assert not kept[0].process.is_alive()
     assert not launcher._kept
     assert not Path(kept[0].folder.name).exists()
+
+
+def test_a_worker_that_stayed_is_ended_within_a_budget_as_well(launcher: ProcessLauncher, tmp_path: Path) -> None:
+    """A benchmark with a budget hands its limited launcher to the search."""
+    inspect(launcher, make_job(tmp_path))
+    [kept] = launcher._kept
+    end_kept_worker(Budget(60.0, Stopwatch(lambda _stage: None)).limit(launcher))
+    assert not launcher._kept
+    assert not kept.process.is_alive()
+
+
+def test_an_interruption_while_the_worker_takes_its_job_ends_it(
+    launcher: ProcessLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_kept: KeptWorker, _job: Job) -> bool:
+        raise KeyboardInterrupt
+
+    job = make_job(tmp_path)
+    inspect(launcher, job)
+    [kept] = launcher._kept
+    monkeypatch.setattr(KeptWorker, "hand_over", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        attempt(launcher, job)
+    assert not kept.process.is_alive()
+    assert not Path(kept.folder.name).exists()
 
 
 def test_a_worker_that_has_died_meanwhile_is_replaced(launcher: ProcessLauncher, tmp_path: Path) -> None:

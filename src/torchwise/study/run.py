@@ -24,7 +24,8 @@ from torchwise.study.caches import Caches
 from torchwise.study.lanes import Lane, open_lanes
 from torchwise.study.request import Request, check_metric, check_requirements, recall_inspection
 from torchwise.study.search_loop import SearchLoop
-from torchwise.trial import Launcher, Limits, ProcessLauncher, inspect_workload
+from torchwise.trial import Launcher, Limits, inspect_workload
+from torchwise.trial.budget import end_kept_worker
 from torchwise.trial.full_graph import require_full_graph
 from torchwise.trial.kept_worker import with_stay
 from torchwise.trial.loading_reads import reads_file
@@ -64,8 +65,7 @@ def run_study(
             return search_batch(request, storage, launcher, listener, here, run)
         return run(request)
     finally:
-        if isinstance(launcher, ProcessLauncher):  # a search may end without a trial
-            launcher.end_kept()
+        end_kept_worker(launcher)  # a search may end without a trial
 
 
 def _run_study(

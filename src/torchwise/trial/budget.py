@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from torchwise.records import Failure, FailureKind, WorkerStage
 from torchwise.records import format as show
-from torchwise.trial.launcher import Launcher, OnStage
+from torchwise.trial.launcher import Launcher, OnStage, ProcessLauncher
 from torchwise.trial.limits import Limits
 from torchwise.trial.run_trial import Stopwatch
 from torchwise.trial.worker import Assignment
@@ -84,3 +84,11 @@ class _WithinBudget:
         if failure.kind is FailureKind.INTERFERED:  # only a budget ends a wait
             return True
         return failure.kind is FailureKind.TIMED_OUT and self.budget.left_s <= SLACK_S
+
+
+def end_kept_worker(launcher: Launcher) -> None:
+    """End the worker that an inspection has left for a trial, also if a budget limits the launcher."""
+    while isinstance(launcher, _WithinBudget):
+        launcher = launcher.launcher
+    if isinstance(launcher, ProcessLauncher):
+        launcher.end_kept()

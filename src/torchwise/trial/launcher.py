@@ -138,9 +138,11 @@ class ProcessLauncher:
             kept = self._kept.pop()
         except IndexError:
             return None
-        if not (may_follow(kept.job, job) and kept.hand_over(job)):
-            kept.end()
-            return None
+        with contextlib.ExitStack() as ending:
+            ending.callback(kept.end)  # the user may interrupt, too
+            if not (may_follow(kept.job, job) and kept.hand_over(job)):
+                return None
+            ending.pop_all()
         try:
             return self._converse(kept, job, kept.grant_own_memory(limits), on_stage, begun)
         except TorchwiseError as error:  # perhaps only there
@@ -148,9 +150,8 @@ class ProcessLauncher:
 
     def end_kept(self) -> None:
         """End a worker that has stayed for a job which never came."""
-        for kept in self._kept[:]:
-            self._kept.remove(kept)
-            kept.end()
+        while self._kept:
+            self._kept.pop().end()
 
     def _start(self, job: Assignment, sender: Connection, log: Path, end: float) -> tuple[BaseProcess, bool]:
         """Start a worker, and return it, and whether it began by `end`.
