@@ -509,6 +509,19 @@ def test_few_rows_may_be_multiplied_by_a_cluster() -> None:
     assert not list_clusters(1, 1 << 10)
 
 
+@pytest.mark.parametrize(
+    ("capability", "hip", "has_any"), [((9, 0), None, True), ((8, 9), None, False), ((9, 4), "6", False)]
+)
+def test_only_gpus_that_have_clusters_try_them(
+    capability: tuple[int, int], hip: str | None, has_any: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    forms = launch.list_allowed(Work(4, 256, 1 << 17), torch.device("cuda", 0), allows_tf32=False)
+    assert any(form.cluster > 1 for form in forms) is has_any
+    assert forms[0].cluster == 1
+
+
 def test_forms_whose_code_is_long_are_left_out() -> None:
     short = list_forms(Work(8, 256, 1 << 15), allows_tf32=False)
     long = list_forms(Work(8, 256, 1 << 19), allows_tf32=False)

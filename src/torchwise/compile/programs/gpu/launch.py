@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from torchwise._torch import inductor
-from torchwise.compile.programs.gpu.clusters import launch_cluster
+from torchwise.compile.programs.gpu.clusters import has_clusters, launch_cluster
 from torchwise.compile.programs.gpu.forms import Form, Work, list_forms
 from torchwise.compile.programs.gpu.kernel import KernelText, Writer
 from torchwise.compile.programs.gpu.program import Program
@@ -108,7 +108,7 @@ class Kernel:
         """
         device = self._device
         allows_tf32 = device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
-        forms = list_forms(self.work, allows_tf32=allows_tf32)
+        forms = list_allowed(self.work, device, allows_tf32=allows_tf32)
         file = self._cache_file(device, allows_tf32)
         with contextlib.suppress(OSError, ValueError, TypeError):  # none is kept, or it was cut short
             return self._make_launch(Form(**json.loads(file.read_text())), device)
@@ -161,6 +161,14 @@ class Kernel:
             return made
 
         return launch
+
+
+def list_allowed(work: Work, device: torch.device, *, allows_tf32: bool) -> list[Form]:
+    """Return the forms of a kernel that a device may have, the likeliest first."""
+    forms = list_forms(work, allows_tf32=allows_tf32)
+    if device.type == "cuda" and not has_clusters(device):
+        forms = [one for one in forms if one.cluster == 1]
+    return forms
 
 
 def allocate_work(numbers: int, device: torch.device) -> torch.Tensor:
