@@ -9,7 +9,6 @@ import torch
 
 from torchwise.errors import UnsupportedError
 
-
 HOPPER = (9, 0)
 """The first compute capability with clusters."""
 
