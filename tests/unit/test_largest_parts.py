@@ -187,6 +187,96 @@ def test_memory_is_shared_as_in_eager(call: Callable[..., Any]) -> None:
     torch.testing.assert_close(others, others_own)
 
 
+dropout = torch.nn.functional.dropout
+
+
+def write_to_dropped(x: torch.Tensor) -> Any:
+    same = dropout(x, 0.5, training=False)
+    same.neg_()
+    return grow(x), same * 2
+
+
+def write_to_its_view(x: torch.Tensor) -> Any:
+    dropout(x, 0.0).t().mul_(0.5)
+    return grow(x)
+
+
+def return_dropped(x: torch.Tensor) -> Any:
+    y = grow(x)
+    return dropout(y, 0.5, training=False), y, dropout(x, training=False)
+
+
+def write_across_parts(x: torch.Tensor) -> Any:
+    y = grow(x)
+    same = torch.nn.functional.alpha_dropout(y, 0.5, training=False)
+    y.add_(i0(torch.exp(same * 0.1).sigmoid()))
+    return grow(same) + same * 2, y
+
+
+def write_beside_a_view(x: torch.Tensor) -> Any:
+    y = grow(x)
+    seen = dropout(y, 0.5, training=False).t()
+    y.add_(i0(torch.exp(x * 0.1).sigmoid()))
+    return grow(seen) + seen * 2, y
+
+
+DROPPED = [write_to_dropped, write_to_its_view, return_dropped, write_across_parts, write_beside_a_view]
+
+
+@pytest.mark.parametrize("call", DROPPED)
+def test_dropout_that_is_off_returns_its_input(call: Callable[..., Any]) -> None:
+    x = torch.linspace(-1, 1, 12).view(3, 4)
+    compiled = compile_by(call, Interpreter())
+    check_same(compiled, call, x)
+    with torch.no_grad():
+        found, expected = pytree.tensors(compiled(mine := x.clone())), pytree.tensors(call(own := x.clone()))
+    assert [one is mine for one in found] == [one is own for one in expected]
+    alike = [[a.data_ptr() == b.data_ptr() for b in several] for several in (found, expected) for a in several]
+    assert alike[: len(found)] == alike[len(found) :]
+
+
+def test_dropout_whose_memory_is_not_known_leaves_its_graph_to_eager() -> None:
+    """Its answer would have no gaps in the graph's own record."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        rows = dropout(x[:, ::2], 0.5, training=False)
+        rows.neg_()
+        return grow(x)
+
+    compiled = compile_by(call, Interpreter())
+    with pytest.raises(UnsupportedError, match="dropout that is off returns a tensor with gaps"), torch.no_grad():
+        compiled(torch.ones(3, 4))
+
+
+def test_a_part_that_refuses_its_inputs_is_answered_by_its_operators() -> None:
+    """The whole model would write to the input a second time."""
+    table = torch.randn(100, 4)
+
+    def call(x: torch.Tensor, places: torch.Tensor, table: torch.Tensor) -> Any:
+        x.add_(1)
+        return table[places].mul(0.5).tanh().exp().sum(-1) + i0(x), x.clone()
+
+    refused = list[int]()
+
+    def compile_program(program: torch.export.ExportedProgram, inputs: Any, outputs: Any) -> Any:
+        run = interpret(program, inputs, outputs)
+
+        def answer(given: Any) -> Any:
+            if any(one.dtype is torch.int64 and int(one.max()) > 50 for one in given):
+                refused.append(1)
+                raise UnsupportedError("no such places")
+            return run(given)
+
+        return answer
+
+    interpret = Interpreter()
+    compiled = compile_by(call, compile_program)
+    check_same(compiled, call, torch.ones(3), torch.tensor([1, 2, 3]), table)
+    assert not refused
+    check_same(compiled, call, torch.ones(3), torch.tensor([1, 2, 99]), table)
+    assert refused
+
+
 def test_sizes_go_into_parts_and_out_of_them() -> None:
     def call(x: torch.Tensor) -> torch.Tensor:
         twice = x.shape[0] * 2
@@ -307,6 +397,12 @@ def test_openvino_takes_the_parts_around_it(case: str) -> None:
     model, x = Blocks(REFUSED_BY_ALL[case], layers=2).eval(), torch.randn(2, 3, 8)
     check_same(compile_whole(model, OPENVINO, x), model, x)
     assert "openvino takes " in tell_shares()
+
+
+@pytest.mark.parametrize("call", DROPPED)
+def test_openvino_heeds_that_dropout_that_is_off_returns_its_input(call: Callable[..., Any]) -> None:
+    x = torch.linspace(-1, 1, 12).view(3, 4)
+    check_same(compile_whole(call, OPENVINO, x), call, x)
 
 
 @pytest.mark.slow

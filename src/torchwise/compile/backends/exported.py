@@ -19,6 +19,7 @@ from torchwise._torch.symbols import list_conditions
 from torchwise.compile.backends.freezing import Freezing
 from torchwise.compile.backends.graph_parts import count_operators
 from torchwise.compile.backends.graphs import NOTHING, Varying, compile_call
+from torchwise.compile.backends.idle_dropout import take_out_idle_dropout
 from torchwise.compile.backends.index_checks import Check, find_checks
 from torchwise.compile.backends.largest_parts import describe_error, take_largest_parts
 from torchwise.compile.backends.pure_graph import PureGraph
@@ -102,13 +103,16 @@ class Parts:
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a graph or parts of it, or return it as it was captured."""
-        operators = count_operators(graph.graph.nodes)
+        has_known_memory = False
         try:
-            compiled, share = self._compile(graph, inputs), Share(self._name, operators, operators, 1)
+            take_out_idle_dropout(graph)
+            has_known_memory = True
+            compiled, operators = self._compile(graph, inputs), count_operators(graph.graph.nodes)
+            share = Share(self._name, operators, operators, 1)
         except torch.OutOfMemoryError:  # which no other graph would have
             raise
         except Exception as error:  # a compiler may raise any error, and parts or the graph itself still run
-            compiled, share = self._take_parts(graph, inputs, error)
+            compiled, share = self._take_parts(graph, inputs, error, may_be_cut=has_known_memory)
         self._share += share
         return compiled
 
@@ -123,12 +127,12 @@ class Parts:
         return compiled
 
     def _take_parts(
-        self, graph: torch.fx.GraphModule, inputs: Sequence[Any], refusal: Exception
+        self, graph: torch.fx.GraphModule, inputs: Sequence[Any], refusal: Exception, *, may_be_cut: bool
     ) -> tuple[Callable[..., Any], Share]:
         """Return the graph with its largest parts compiled, or as it was captured if there are none."""
         compiled, share = graph, Share(self._name, count_operators(graph.graph.nodes))
         try:
-            if "backend" in getattr(refusal, "about", ()):  # it holds for all graphs
+            if not may_be_cut or "backend" in getattr(refusal, "about", ()):  # it holds for all graphs
                 raise refusal
             compiled = take_largest_parts(graph, inputs, self._compile, refusal, share)
         except torch.OutOfMemoryError:

@@ -114,13 +114,29 @@ def join_parts(graph: torch.fx.GraphModule, pieces: Sequence[tuple[Part, Compile
             values[piece] = made.node_copy(piece, values.__getitem__)
             continue
         part, compiled = piece
-        answers = made.call_function(compiled, tuple(values[node] for node in part.given))
+        answers = made.call_function(_or_as_it_is(part, compiled), tuple(values[node] for node in part.given))
         for place, node in enumerate(part.outputs):
             values[node] = made.call_function(operator.getitem, (answers, place))
         for node in part.again:
             values[node] = made.node_copy(node, values.__getitem__)
     made.node_copy(graph.graph.output_node(), values.__getitem__)
     return torch.fx.GraphModule(graph, made)
+
+
+def _or_as_it_is(part: Part, compiled: Compiled) -> Compiled:
+    """Return the code of a part, in whose place its own operators answer calls that the code is not for.
+
+    The whole model must not answer them, as operators before the part may have written to its inputs by then.
+    """
+
+    def answer(*given: Any) -> Sequence[Any]:
+        try:
+            return compiled(*given)
+        except UnsupportedError:  # it looks at its inputs before it computes
+            found: Sequence[Any] = part.graph(*given)
+            return found
+
+    return answer
 
 
 def describe_kind(node: Node) -> tuple[Any, ...]:

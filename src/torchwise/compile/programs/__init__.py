@@ -17,6 +17,7 @@ import torch
 
 from torchwise._torch import dynamo
 from torchwise.compile.backends.graphs import NOTHING, Varying, compile_call
+from torchwise.compile.backends.idle_dropout import take_out_idle_dropout
 from torchwise.compile.backends.pure_graph import PureGraph
 from torchwise.compile.programs.build import load_module
 from torchwise.compile.programs.complex_numbers import join_complex, split_complex
@@ -133,6 +134,7 @@ def cut_graph(
     """
     if torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in inputs):
         raise UnsupportedError("gradients are enabled, and regions have none: use torch.no_grad()")
+    take_out_idle_dropout(graph)
     pure = PureGraph(graph, inputs, keeps_strides=True)
     program = pure.export(allows_random=True, keeps_draws=not draws, allows_complex=True)
     with dynamo.while_exporting():
