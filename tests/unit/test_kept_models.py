@@ -141,6 +141,15 @@ def test_a_model_that_cannot_be_kept_answers(
     assert not folder.exists(), "it is too large"
 
 
+def test_constants_whose_numbers_make_no_key_are_not_kept(folder: Path) -> None:
+    library, program = Library(), export(Net())
+    program.constants["table"] = torch.eye(3).to_sparse()
+    for _ in range(2):
+        assert load_or_convert(program, (), library.load, library.convert) == b"model"
+    assert library.converted == 2
+    assert not folder.exists()
+
+
 # Real compilers.
 
 

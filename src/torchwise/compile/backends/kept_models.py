@@ -11,7 +11,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -46,6 +46,8 @@ def load_or_convert(
         load: makes the model of the bytes of a file, or raises any error.
         convert: returns the model made of the program, and a function that returns it as bytes.
     """
+    if not all(map(_is_tensor, _list_constants(program).values())):  # whose numbers the key would not tell apart
+        return convert()[0]
     key = make_key(program, facts)
     folder = Path(inductor.CACHE_DIR.get("models of other libraries")()) / NAME / key
     for file in sorted(folder.glob(f"*{SUFFIX}")):
@@ -55,8 +57,7 @@ def load_or_convert(
             logger.warning("torchwise: %s is converted again: %s", file, first_line(format_error(error)))
     model, pack = convert()
     MADE.append(key)
-    size = sum(one.nbytes for one in (*program.state_dict.values(), *program.constants.values()) if _is_tensor(one))
-    if size <= MAX_BYTES:
+    if sum(one.nbytes for one in _list_constants(program).values()) <= MAX_BYTES:
         try:
             data = pack()
             write_whole(folder / f"{hashlib.sha256(data).hexdigest()}{SUFFIX}", data)
@@ -75,11 +76,15 @@ def make_key(program: torch.export.ExportedProgram, facts: Iterable[object]) -> 
             texts += [_describe(node.meta.get("val")) for node in module.graph.nodes]
     texts += [str(program.range_constraints), str(program.graph_signature)]
     digest.update("\0".join(texts).encode())
-    for name, value in sorted({**program.constants, **program.state_dict}.items()):
+    for name, value in sorted(_list_constants(program).items()):
         digest.update(f"\0{name} {_describe(value)}".encode())
-        if _is_tensor(value):
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()[:40]
+
+
+def _list_constants(program: torch.export.ExportedProgram) -> dict[str, Any]:
+    """Return the weights and other constants of a program."""
+    return {**program.constants, **program.state_dict}
 
 
 def _describe(value: object) -> str:
