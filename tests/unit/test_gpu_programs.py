@@ -449,14 +449,14 @@ def test_two_processes_may_write_a_kernel_at_once(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_form_that_cannot_be_kept_is_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = launch.write_file
+    write = launch.write_whole
 
-    def refuse_forms(file: Path, text: str) -> None:
+    def refuse_forms(file: Path, data: bytes) -> None:
         if file.suffix == ".json":
             raise PermissionError(file)
-        write(file, text)
+        write(file, data)
 
-    monkeypatch.setattr(launch, "write_file", refuse_forms)
+    monkeypatch.setattr(launch, "write_whole", refuse_forms)
     case = CASES["statistics"]
     inputs = case.inputs(torch.Generator().manual_seed(0))
     check(compile_call(case.call, *inputs), case, inputs)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torchwise._torch.dispatch import EagerMode
+from torchwise._torch.hopper import is_hopper
 from torchwise.compile import is_plain
 from torchwise.compile.cuda_graphs.host_operators import reads_numbers, waits
 from torchwise.compile.cuda_graphs.recorded_graph import DEVICE
@@ -51,8 +52,6 @@ SIGNIFICANT = 0.02
 """Share of time from which a kind of work counts as a trait."""
 MIN_OPERATORS = 60
 """Operators in a call from which repetitions are a trait: a call with fewer is compiled whole in seconds."""
-HOPPER = (9, 0)
-"""The first compute capability at which a kernel may start before the one ahead of it has ended."""
 MANY_OPERATORS = 1000
 """Operators in a call from which it is long: compiling it whole may take minutes."""
 MAX_OPERATORS = 20_000
@@ -353,7 +352,7 @@ def _traits(
         Trait.REPEATED_BLOCKS: module is not None and has("repeated blocks", find_repeated_blocks),
         Trait.STAGES: module is not None and has("stages", find_stages),
         Trait.PATCHES: module is not None and has_convolutions and has("patches", has_patches),
-        Trait.DEPENDENT_LAUNCH: any(t.is_cuda for t in tensors) and _launches_early(),
+        Trait.DEPENDENT_LAUNCH: any(t.is_cuda for t in tensors) and is_hopper(),
         Trait.STATIC_FORM: has("a static form", lambda _: has_static_form(workload.call)),
         Trait.GROWS: once.grows,
         Trait.SEVERAL_SHAPES: once.grows or len(set(workload.inputs)) > 1,
@@ -362,11 +361,6 @@ def _traits(
     for trait, present in detected.items():
         found[trait] = found.get(trait, False) or present
     return [*once.traits, *(trait for trait, present in found.items() if present)]
-
-
-def _launches_early() -> bool:
-    """Return whether this GPU can start a kernel before the one ahead of it has ended, and Inductor knows how."""
-    return torch.version.hip is None and torch.cuda.get_device_capability() >= HOPPER
 
 
 def _notes(workload: Workload, mode: str, once: PlainCall, *, stochastic: bool, unsteady: bool) -> list[str]:

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import importlib
 import importlib.metadata
+import importlib.util
 import itertools
 import json
 import threading
@@ -25,8 +26,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from torchwise._torch.hopper import is_hopper
 from torchwise.compile.few_rows.forms import Form, Work, list_forms
-from torchwise.compile.programs.gpu.launch import find_folder, pick_fastest, time_calls, write_file
+from torchwise.compile.programs.build import write_whole
+from torchwise.compile.programs.gpu.launch import find_folder, pick_fastest, time_calls
 
 KERNEL = "torchwise.compile.few_rows.kernel"
 MAX_ROWS = 8
@@ -34,8 +37,6 @@ TUNING_S = 12.0
 """Seconds after which no further form of the first kind of products is tried. The second has half of it, and so on."""
 MIN_COPIED, MAX_COPIES = 192 << 20, 16
 """Bytes of the weights of all timed calls, of which no cache holds much, and most copies of the weights."""
-HOPPER = (9, 0)
-"""The first compute capability at which a kernel may start before the one ahead of it has ended."""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": functional.silu, "relu": functional.relu}
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 LOW_BITS = (torch.int8, torch.float8_e4m3fn)
@@ -47,6 +48,7 @@ _library.define(
 )
 _chosen: dict[Any, Form | None] = {}
 _lock, _tuned = threading.Lock(), itertools.count(1)
+_starts_early = functools.cache(is_hopper)
 
 
 def multiply(
@@ -138,7 +140,7 @@ def _launch(
 ) -> list[Tensor]:
     """Launch the kernel, and return its answers (rows, outputs)."""
     found = tuple(rows.new_empty((work.rows, size)) for size in work.sizes[: 1 if work.activation else None])
-    starts_early = rows.is_cuda and _starts_early(rows.device)
+    starts_early = rows.is_cuda and _starts_early(rows.device)  # programmatic dependent launch
     with torch.cuda.device(rows.device if rows.is_cuda else -1):  # on which Triton launches
         _load_kernel()[(work.count_programs(form),)](
             rows,
@@ -168,11 +170,6 @@ def _launch(
 @functools.cache
 def _load_kernel() -> Any:
     return importlib.import_module(KERNEL).multiply
-
-
-@functools.cache
-def _starts_early(device: torch.device) -> bool:
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= HOPPER
 
 
 def _choose(
@@ -207,7 +204,7 @@ def _choose(
 
     form, _ = pick_fastest([None, *forms], measure, TUNING_S / next(_tuned))
     with contextlib.suppress(OSError):  # the next process chooses again
-        write_file(file, json.dumps(vars(form) if form is not None else None))
+        write_whole(file, json.dumps(vars(form) if form is not None else None).encode())
     return form
 
 

@@ -9,14 +9,6 @@ import torch
 
 from torchwise.errors import UnsupportedError
 
-HOPPER = (9, 0)
-"""The first compute capability with clusters."""
-
-
-def has_clusters(device: torch.device) -> bool:
-    """Whether a GPU has clusters. On others Triton would print the code of each kernel that it refuses."""
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= HOPPER
-
 
 def launch_cluster(
     kernel: Any,

@@ -11,7 +11,6 @@ import json
 import logging
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +18,9 @@ from typing import Any, TypeVar
 import torch
 
 from torchwise._torch import inductor
-from torchwise.compile.programs.gpu.clusters import has_clusters, launch_cluster
+from torchwise._torch.hopper import is_hopper
+from torchwise.compile.programs.build import write_whole
+from torchwise.compile.programs.gpu.clusters import launch_cluster
 from torchwise.compile.programs.gpu.forms import Form, Work, list_forms
 from torchwise.compile.programs.gpu.kernel import KernelText, Writer
 from torchwise.compile.programs.gpu.program import Program
@@ -127,7 +128,7 @@ class Kernel:
             self._refusal = error
             raise
         with contextlib.suppress(OSError):  # the next process chooses again
-            write_file(file, json.dumps(vars(form)))
+            write_whole(file, json.dumps(vars(form)).encode())
         return launch
 
     def _cache_file(self, device: torch.device, allows_tf32: bool) -> Path:
@@ -166,7 +167,7 @@ class Kernel:
 def list_allowed(work: Work, device: torch.device, *, allows_tf32: bool) -> list[Form]:
     """Return the forms of a kernel that a device may have, the likeliest first."""
     forms = list_forms(work, allows_tf32=allows_tf32)
-    if device.type == "cuda" and not has_clusters(device):
+    if device.type == "cuda" and not is_hopper(device):  # Triton would print the code of each kernel that it refuses
         forms = [one for one in forms if one.cluster == 1]
     return forms
 
@@ -217,21 +218,13 @@ def load_kernel(source: str) -> Any:
     """Return the function `kernel` of a module with this text, from a file, as Triton reads it there."""
     file = find_folder() / f"rows_{hashlib.sha256(source.encode()).hexdigest()[:40]}.py"
     if not file.exists() or file.read_text() != source:
-        write_file(file, source)
+        write_whole(file, source.encode())
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.kernel
-
-
-def write_file(file: Path, text: str) -> None:
-    """Write a file at once. Other processes may write it at the same time, and forks have equal thread numbers."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_suffix(f".{uuid.uuid4().hex}")
-    temporary.write_text(text)
-    temporary.replace(file)
 
 
 def find_folder() -> Path:
