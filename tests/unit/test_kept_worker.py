@@ -16,6 +16,7 @@ import torch
 
 from brief import BRIEF
 from torchwise import environment
+from torchwise._torch.cpu_isa_cache import SharedChecks
 from torchwise.errors import BaselineError
 from torchwise.measure import device_lock
 from torchwise.plan import Plan
@@ -290,8 +291,12 @@ def net() -> torch.nn.Module:
 
 
 @pytest.fixture
-def loaded(net: torch.nn.Module) -> Iterator[LoadedModel]:
+def loaded(net: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoadedModel]:
+    """Return a model in a process that has compiled nothing, as a worker of an inspection, and other tests have."""
     threads = torch.get_num_threads()
+    for name in ("count_compiled_graphs", "count_graph_breaks"):
+        monkeypatch.setattr(loaded_model, name, lambda: 0)
+    monkeypatch.setattr(loaded_model, "SHARED", SharedChecks())
     yield LoadedModel(Workload.of((net, (torch.ones(2, 4),)), name="net"))
     torch.set_num_threads(threads)
     loaded_model._kept = None
