@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from torchwise.compile import compile_plan  # noqa: E402
-from torchwise.plan import Plan  # noqa: E402
+from torchwise.plan import CHOICES, Plan  # noqa: E402
 from torchwise.workload import Example  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -18,6 +18,8 @@ OPERATORS = {
     "cudnn_attention": "_scaled_dot_product_cudnn_attention",
     "efficient_attention": "_scaled_dot_product_efficient_attention",
     "math_attention": "_scaled_dot_product_attention_math",
+    "flash_attention_3": "_scaled_dot_product_flash_attention",
+    "flash_attention_4": "_scaled_dot_product_flash_attention",
 }
 
 
@@ -38,6 +40,8 @@ def test_the_kernel_that_the_plan_names_runs(name: str, backend: str) -> None:
     model = Attention().cuda().bfloat16().eval()
     x = torch.randn(2, 64, 128, device="cuda", dtype=torch.bfloat16)
     plan = Plan(backend=backend, transforms=(name,))
+    if lacking := CHOICES["transforms", name].tell_missing_package("cuda"):
+        pytest.skip(lacking)
     with torch.no_grad():
         call = compile_plan(model, plan, Example((x,)), device="cuda", mode="inference").call
         call(x)

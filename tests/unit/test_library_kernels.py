@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.nn.attention import SDPBackend
+from torch.nn import attention
+from torch.nn.attention import SDPBackend, _registry
 from torch.profiler import ProfilerActivity, profile
 
 from torchwise._torch import dynamo
@@ -20,9 +23,10 @@ from torchwise.compile.backends.inductor import _distinct_backend
 from torchwise.compile.settings import settings_for
 from torchwise.compile.transforms import library_kernels
 from torchwise.compile.transforms.function_graphs.record import record
-from torchwise.errors import PlanError
+from torchwise.errors import PlanError, UnsupportedError
 from torchwise.plan import CHOICES, Choice, Numerics, Plan, Stage, Trait
 from torchwise.plan.choices.library_kernels import ATTENTION
+from torchwise.plan.known_names import find_unusable_part
 from torchwise.runtime.dynamo.graph_backend import compiles_alone
 from torchwise.testing.transform import TransformContract
 from torchwise.workload import Example
@@ -79,12 +83,105 @@ def test_the_kernel_is_another_one_during_the_call_alone() -> None:
     torch.testing.assert_close(call(x), model(x))
 
 
+class Flash:
+    """A version of FlashAttention that answers on the CPU, and counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self._library: torch.library.Library | None = None
+
+    def register(self) -> Flash:
+        self._library = torch.library.Library("aten", "IMPL", "CPU")
+        self._library.impl("_scaled_dot_product_flash_attention_for_cpu", self._answer, "CPU", allow_override=True)
+        return self
+
+    def remove(self) -> None:
+        self._library = None
+
+    def _answer(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> Any:
+        self.calls += 1
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        return scores.softmax(-1) @ value, scores.logsumexp(-1)
+
+
+@pytest.fixture
+def flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Flash]]:
+    """Have both newer versions installed, and the one of PyTorch answer at the end."""
+    versions = {"FA3": Flash(), "FA4": Flash()}
+    for name, one in versions.items():
+        monkeypatch.setitem(_registry._FLASH_ATTENTION_IMPLS, name, one.register)
+    for package in ("flash_attn", "flash_attn.cute", "flash_attn_interface"):
+        monkeypatch.setitem(sys.modules, package, types.ModuleType(package))
+    yield versions
+    attention.restore_flash_attention_impl(_raise_warn=False)
+
+
+VERSIONS = {"flash_attention_3": "FA3", "flash_attention_4": "FA4"}
+
+
+@pytest.mark.parametrize(("name", "version"), VERSIONS.items())
+def test_a_newer_flash_attention_answers_during_the_call_alone(
+    name: str, version: str, flash: dict[str, Flash]
+) -> None:
+    model, (x,) = Attention().eval(), draw()
+    call = compile_plan(model, Plan(transforms=(name,)), Example((x,)), device="cuda", mode="inference").call
+    with torch.no_grad():
+        expected = model(x)
+        torch.testing.assert_close(call(x), expected)
+        assert {one: found.calls for one, found in flash.items()} == {"FA3": 0, "FA4": 0, version: 1}
+        assert attention.current_flash_attention_impl() is None
+        torch.testing.assert_close(model(x), expected)
+    assert flash[version].calls == 1
+
+
+def test_a_version_that_the_user_has_activated_answers_again_afterwards(flash: dict[str, Flash]) -> None:
+    attention.activate_flash_attention_impl("FA3")
+    model, (x,) = Attention().eval(), draw()
+    plan = Plan(transforms=("flash_attention_4",))
+    with torch.no_grad():
+        compile_plan(model, plan, Example((x,)), device="cuda", mode="inference").call(x)
+        model(x)
+    assert attention.current_flash_attention_impl() == "FA3"
+    assert (flash["FA3"].calls, flash["FA4"].calls) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "install"), [("flash_attention_3", "--no-build-isolation 'git"), ("flash_attention_4", "--pre flash-attn")]
+)
+def test_a_flash_attention_that_is_not_installed_is_named(name: str, install: str) -> None:
+    said = find_unusable_part(Plan(transforms=(name,)))
+    assert said is not None
+    assert f"which is not installed: pip install {install}" in said
+
+
+@pytest.mark.parametrize(
+    "error", [ImportError("no libcudart"), RuntimeError("it has no kernels"), ValueError("unknown FA3")]
+)
+def test_a_flash_attention_that_cannot_be_used_refuses_the_plan(
+    error: Exception, flash: dict[str, Flash], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setitem(_registry._FLASH_ATTENTION_IMPLS, "FA3", fail)
+    with pytest.raises(UnsupportedError, match=f"FlashAttention's FA3 cannot be used: .*{str(error)[:9]}"):
+        settings_for(Plan(transforms=("flash_attention_3",))).wrap(draw)()
+
+
+def test_a_torch_without_other_versions_is_named(flash: dict[str, Flash], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(attention, "activate_flash_attention_impl")
+    with pytest.raises(UnsupportedError, match=r"FA4 needs torch.nn.attention.*_impl, which torch"):
+        settings_for(Plan(transforms=("flash_attention_4",))).wrap(draw)()
+
+
+@pytest.mark.usefixtures("flash")
 @pytest.mark.parametrize("name", [*ATTENTION, "cudnn_benchmark"])
 def test_each_setting_is_put_back_also_after_an_error(name: str) -> None:
     def read() -> list[Any]:
         order = torch._C._get_sdp_priority_order()
         flags = [getattr(torch.backends.cuda, f"{one}_sdp_enabled")() for one in ("flash", "mem_efficient", "math")]
-        return [*order, *flags, torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cudnn.benchmark]
+        version = attention.current_flash_attention_impl()
+        return [*order, *flags, torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cudnn.benchmark, version]
 
     def fail() -> None:
         inside.append(read())

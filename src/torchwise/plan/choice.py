@@ -125,6 +125,7 @@ class Choice:
         derives_weights: whether a rewrite makes others from the weights, which the code reads. The same holds then.
         dynamic_shapes: whether a backend can compile for all sizes at once, or a capture can record each size.
         packages: the packages that it needs beside PyTorch, by the names that are imported.
+        install: what installs them, after `pip install`, if not these names.
         builds: files that the first of them has only if it was built for a device, as (device, pattern below its
             folder, package to install).
         detectors: functions that find in a model the traits that only this choice needs, as (trait, function). A
@@ -164,6 +165,7 @@ class Choice:
     derives_weights: bool = False
     dynamic_shapes: bool = False
     packages: tuple[str, ...] = ()
+    install: str = ""
     builds: tuple[tuple[str, str, str], ...] = ()
     detectors: tuple[tuple[Trait, Code], ...] = ()
     parts: Code | None = None
@@ -196,7 +198,7 @@ class Choice:
         """
         missing = [name for name in self.packages if name not in sys.modules and not _is_installed(name)]
         if missing:
-            return f"it needs {missing[0]}, which is not installed: pip install {' '.join(missing)}"
+            return f"it needs {missing[0]}, which is not installed: pip install {self.install or ' '.join(missing)}"
         for name, pattern, package in self.builds:
             if name == device and self.packages and not _has_file(self.packages[0], pattern):
                 return f"this {self.packages[0]} is not built for {device}: pip install {package}"
@@ -205,7 +207,10 @@ class Choice:
 
 @functools.cache  # a search asks a thousand times
 def _is_installed(package: str) -> bool:
-    spec = importlib.util.find_spec(package)
+    try:
+        spec = importlib.util.find_spec(package)
+    except ImportError:  # of the package that this one is part of
+        return False
     return spec is not None and spec.origin is not None  # or it is a mere folder of that name
 
 

@@ -7,6 +7,9 @@ PyTorch has fused attention by FlashAttention (https://arxiv.org/abs/2307.08691)
 kernel of xFormers, and as separate products. It takes the first, in a fixed order, that can answer a call. Which one is
 the fastest depends on the GPU, the sizes and the mask. Here another one comes first, and leaves
 to the others the calls that it does not take.
+
+FlashAttention 3 (https://arxiv.org/abs/2407.08608) and 4 are packages of their own. PyTorch puts their kernels in the
+place of its FlashAttention, in the whole process. They refuse calls that they are not made for, such as in float32.
 """
 
 from __future__ import annotations
@@ -18,9 +21,12 @@ from typing import Any
 
 import torch
 from torch.fx import Graph
+from torch.nn import attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from torchwise._torch.private_name import PrivateName
 from torchwise.compile.transforms.function_graphs.nodes import name_of
+from torchwise.errors import UnsupportedError, first_line, format_error
 
 ORDER = (
     SDPBackend.FLASH_ATTENTION,
@@ -79,6 +85,16 @@ def put_efficient_first() -> AbstractContextManager[Any]:
     return _put_first(SDPBackend.EFFICIENT_ATTENTION)
 
 
+def take_flash_3() -> AbstractContextManager[Any]:
+    """Ask FlashAttention first, by the kernels of its third version."""
+    return _take_flash("FA3")
+
+
+def take_flash_4() -> AbstractContextManager[Any]:
+    """Ask FlashAttention first, by the kernels of its fourth version."""
+    return _take_flash("FA4")
+
+
 def take_products() -> AbstractContextManager[Any]:
     """Have separate products and a softmax answer all calls."""
     context: AbstractContextManager[Any] = sdpa_kernel(SDPBackend.MATH)
@@ -89,3 +105,28 @@ def _put_first(backend: SDPBackend) -> AbstractContextManager[Any]:
     others = [other for other in ORDER if other != backend]
     context: AbstractContextManager[Any] = sdpa_kernel([backend, *others], set_priority=True)
     return context
+
+
+@contextlib.contextmanager
+def _take_flash(version: str) -> Iterator[None]:
+    """Have the kernels of a version answer for FlashAttention, and then those that did before.
+
+    Raises:
+        UnsupportedError: this PyTorch has no such version, or its package cannot be imported.
+    """
+    activate = PrivateName("torch.nn.attention", "activate_flash_attention_impl").get(version)
+    before = attention.current_flash_attention_impl()
+    try:
+        activate(version)
+    except (ImportError, RuntimeError, ValueError) as error:
+        raise UnsupportedError(
+            f"FlashAttention's {version} cannot be used: {first_line(format_error(error))}"
+        ) from error
+    try:
+        with _put_first(SDPBackend.FLASH_ATTENTION):
+            yield
+    finally:
+        if before is None:
+            attention.restore_flash_attention_impl()
+        else:
+            activate(before)

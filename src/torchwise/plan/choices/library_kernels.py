@@ -18,7 +18,17 @@ ATTENTION = {
     "cudnn_attention": ("put_cudnn_first", "cuDNN is asked first for fused attention"),
     "efficient_attention": ("put_efficient_first", "the memory-efficient kernel is asked first for fused attention"),
     "math_attention": ("take_products", "attention is separate products and a softmax, not a fused kernel"),
+    "flash_attention_3": ("take_flash_3", "FlashAttention 3 is asked first for fused attention"),
+    "flash_attention_4": ("take_flash_4", "FlashAttention 4 is asked first for fused attention"),
 }
+PACKAGES = {
+    "flash_attention_3": (
+        "flash_attn_interface",
+        "--no-build-isolation 'git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper'",
+    ),
+    "flash_attention_4": ("flash_attn.cute", "--pre flash-attn-4"),
+}
+"""The packages of kernels that do not come with PyTorch, by the names that are imported, and what installs them."""
 
 
 def find_problems(plan: Plan) -> Iterator[str]:
@@ -66,6 +76,8 @@ register(
             stage=Stage.SETTING,
             find_problems=find_problems,
             not_ahead="PyTorch chooses the kernel of attention while the model runs",
+            packages=PACKAGES[name][:1] if name in PACKAGES else (),
+            install=PACKAGES[name][1] if name in PACKAGES else "",
         )
         for name, (function, summary) in ATTENTION.items()
     ),
