@@ -204,17 +204,25 @@ def test_the_command_repeats_the_options_of_the_search(
     run: Callable[..., str], searches: Searches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def decide(request: Any, workload: Any, store: str | None, **options: Any) -> Study:
-        study = replace(searches(request, workload, None, **options).record, allow=request.allow)
+        study = searches(request, workload, None, **options).record
+        study = replace(study, allow=request.allow, effort=request.effort)
         with open_storage(store) as storage:
             return Study(storage.import_study(study))
 
     monkeypatch.setattr("torchwise.runtime.program.tuning.search", decide)
-    options = ["--restarts", "3", "--allow", "substituted", "--tolerance", "0.1", "--require", "deterministic"]
+    options = ["--restarts", "3", "--allow", "substituted", "--effort", "quick", "--calls", "1000000"]
+    options += ["--tolerance", "0.1", "--require", "deterministic"]
     run(" ".join(["--tune", *options]), "3")
     report = run("--apply --keep-memory", "7")
     words = printed_command(report)
     assert words[: len(options) + 1] == ["--tune", *options]
     assert words[len(options) + 1 :] == ["--store", "s.db", "--keep-memory", "net.py", "7"]
+
+
+def test_the_command_has_the_calls_of_the_search_where_it_expected_more_than_came(run: Callable[..., str]) -> None:
+    run("--tune --calls 20", "3")
+    assert "--calls" not in printed_command(run("--apply", "3", *["7"] * 3))
+    assert printed_command(run("--apply", "3", "7"))[:3] == ["--tune", "--calls", "20"]
 
 
 def test_the_command_has_the_metric_where_the_module_draws_nothing() -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchwise.cli.search_words import list_words
+from torchwise.cli.search_words import SEARCH, list_words
 from torchwise.errors import StorageError, TorchwiseError
 
 if TYPE_CHECKING:
-    from torchwise.plan import Numerics
-    from torchwise.records import Decision
+    from torchwise.records import Decision, Study
     from torchwise.records.missed_calls import MissedKind
     from torchwise.records.recording import Recording
     from torchwise.report.document import Document
@@ -93,7 +92,7 @@ def report_plans(script: Script, plans: StoredPlans, store: str | None, words: l
     if kinds:
         notes += [f"{name}: {note}" for (name, _), calls in plans.missed.modules.items() for note in calls.notes]
         notes.append(_explain_missed(kinds, is_kept=is_kept))
-        again = list_words(_repeat_options(_choose_decision(plans.list_placed(), kinds[0][0]), store))
+        again = list_words(_repeat_options(plans.list_placed(), kinds[0][0], _count_calls(plans), store))
         command = shlex.join(["torchwise", "run", "--tune", *again, *words, *script.words])
         steps = (Step(command, "tunes for these inputs, too"),)
     report.show(applied_document(script.name, plans.list_calls(), notes, kinds, plans.seconds, steps))
@@ -117,22 +116,42 @@ def _choose_decision(placed: Sequence[PlacedPlans], name: str) -> Decision:
     return next((one.decision for one in placed if one.decision.workload.metric), own)
 
 
-def _repeat_options(decision: Decision, store: str | None) -> dict[str, Any]:
-    """Return the options of the search that made a decision, as far as the decision tells them."""
-    asked = decision.workload
+def _count_calls(plans: StoredPlans) -> dict[str, int]:
+    """Return how many calls each module had in this run."""
+    found: dict[str, int] = {}
+    for name, _, optimized, others in plans.list_calls():
+        found[name] = found.get(name, 0) + optimized + sum(others.values())
+    return found
+
+
+def _repeat_options(
+    placed: Sequence[PlacedPlans], name: str, made: Mapping[str, int], store: str | None
+) -> dict[str, Any]:
+    """Return the options of the search that made the decisions, as far as these and its study tell them.
+
+    The number of calls is among them if that search expected more of the module with the most time than it had now.
+    Otherwise the decisions would be made anew for fewer calls.
+    """
+    from torchwise.plan.space import numerics_of
+
+    decision = _choose_decision(placed, name)
+    asked, study = decision.workload, _find_study(decision, store)
+    most = max(placed, key=lambda one: one.decision.baseline_s * one.decision.workload.calls)
+    expected = most.decision.workload.calls
     return {
         "restarts": asked.restarts,
-        "allow": str(_find_allowed(decision, store)),
+        "allow": str(study.allow if study else numerics_of(decision.plan)),
+        "effort": study.effort if study else SEARCH["effort"],
         "objective": asked.objective,
+        "calls": expected if expected > made.get(most.name, 0) * asked.restarts else None,
         "tolerance": asked.tolerance,
         "metric": asked.metric,
         "require": tuple(map(str, asked.require)),
     }
 
 
-def _find_allowed(decision: Decision, store: str | None) -> Numerics:
-    """Return the numerics that the study of a decision allowed, or those of its plan if the study is gone."""
-    from torchwise.plan.space import numerics_of
+def _find_study(decision: Decision, store: str | None) -> Study | None:
+    """Return the study of a decision, or None if it is gone."""
     from torchwise.store import open_storage
 
     target = decision.workload.target
@@ -140,5 +159,5 @@ def _find_allowed(decision: Decision, store: str | None) -> Numerics:
         for summary in storage.list_studies(target):  # the newest first
             study = storage.get_study(summary.id, target)
             if study.decision is not None and study.decision.structure == decision.structure:
-                return study.allow
-    return numerics_of(decision.plan)
+                return study
+    return None
