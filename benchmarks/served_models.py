@@ -1,4 +1,4 @@
-"""Fourteen models that people serve, on the CPU: Torchwise's decision side by side with the other ways to run them.
+"""Fourteen models that people serve: Torchwise's decision side by side with the other ways to run them.
 
 Every contender runs in processes of its own, verified and timed against eager in alternation, by `torchwise bench`.
 There is one benchmark for each level of numbers:
@@ -6,6 +6,9 @@ There is one benchmark for each level of numbers:
 - fp32: the float32 model. Torchwise may use what keeps its precision.
 - bf16: the model in bfloat16, for all contenders.
 - int8: the float32 model. Torchwise may use numbers of fewer bits, within a relative error of --tolerance.
+- fp8: the same for the model in bfloat16, beside which all other ways stay in bfloat16.
+
+On a CPU the other ways are Inductor, OpenVINO and ONNX Runtime, and on a GPU (--device cuda) Inductor in three modes.
 
 A contender that is not installed is a row that says so. A run that is cut off continues with the same command on the
 same day, or with --date and its day: finished rows are kept. If every benchmark fails, the exit code is 1. After each
@@ -25,7 +28,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,32 +64,42 @@ class Level:
     Attributes:
         is_bf16: whether the model itself is in bfloat16.
         allow: the loosest numerics that Torchwise may use.
-        contenders: the ways to run the model. Those that this version does not know are left out, and named.
+        others: the other ways to run the model on each device. Those that this version does not know are left out, and
+            named.
         unjudged: contenders that count as other ways although they round more than the model does.
     """
 
     is_bf16: bool
     allow: str
-    contenders: tuple[str, ...]
+    others: Mapping[str, tuple[str, ...]]
     unjudged: tuple[str, ...] = ()
 
+    def list_contenders(self, device: str) -> tuple[str, ...]:
+        """Return all ways to run the model on a device."""
+        return (EAGER, *self.others[device], TORCHWISE)
 
-COMPILERS = (EAGER, INDUCTOR, "openvino", "onnxruntime")
+
+MODES = (INDUCTOR, "reduce-overhead", "max-autotune")
+COMPILERS = {"cpu": (INDUCTOR, "openvino", "onnxruntime"), "cuda": MODES}
 LEVELS = {
-    "fp32": Level(False, "same-precision", (*COMPILERS, TORCHWISE)),
-    "bf16": Level(True, "same-precision", (*COMPILERS, TORCHWISE)),
-    "int8": Level(False, "quantized", (EAGER, INDUCTOR, "int8-dynamic", TORCHWISE), unjudged=("int8-dynamic",)),
+    "fp32": Level(False, "same-precision", COMPILERS),
+    "bf16": Level(True, "same-precision", COMPILERS),
+    "int8": Level(False, "quantized", {"cpu": (INDUCTOR, "int8-dynamic"), "cuda": MODES}, unjudged=("int8-dynamic",)),
+    "fp8": Level(True, "quantized", COMPILERS),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, metavar="MODEL")
-    parser.add_argument("--levels", default="fp32", help="comma-separated: fp32, bf16, int8")
+    parser.add_argument("--levels", default="fp32", help=f"comma-separated: {', '.join(LEVELS)}")
+    parser.add_argument("--device", default="cpu", choices=tuple(COMPILERS))
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of each search of Torchwise")
     parser.add_argument("--seconds", type=float, default=2000.0, help="seconds after which no further row starts")
     parser.add_argument("--effort", default="standard", help="of each search")
-    parser.add_argument("--tolerance", type=float, default=0.05, help="relative error that level int8 may have")
+    parser.add_argument(
+        "--tolerance", type=float, default=0.05, help="relative error that levels int8 and fp8 may have"
+    )
     parser.add_argument("--label", required=True, help="hardware, for the names of the files, such as xeon-2cpu")
     parser.add_argument("--date", default=str(datetime.date.today()), help="day in the names of the files")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
@@ -110,18 +123,26 @@ def main() -> None:
 def run(name: str, file: Path, options: argparse.Namespace, end: float) -> list[int]:
     """Run the missing rows of one level, model by model, until `end`, and return the exit codes."""
     level, known = LEVELS[name], load_contenders()
-    if unknown := [one for one in level.contenders if one not in known]:
+    if unknown := [one for one in level.list_contenders(options.device) if one not in known]:
         print(f"{name}: this version has no contender {', '.join(unknown)}")
-    contenders = ",".join(one for one in level.contenders if one in known)
+    contenders = ",".join(one for one in level.list_contenders(options.device) if one in known)
     codes = list[int]()
     for model in options.models:
         if (left := end - time.monotonic()) <= 0:
             break
-        command = [sys.executable, "-m", "torchwise.cli", "bench", name_target(model, level), "--device", "cpu"]
+        command = [
+            sys.executable,
+            "-m",
+            "torchwise.cli",
+            "bench",
+            name_target(model, level),
+            "--device",
+            options.device,
+        ]
         command += ["--contenders", contenders, "--allow", level.allow, "--effort", options.effort, "--no-warm"]
         command += ["--search-budget", str(options.budget), "--budget", f"{left:.0f}", "--resume", str(file)]
         command += ["--calls", str(CALLS), "--no-keep"]
-        if name == "int8":
+        if level.allow == "quantized":
             command += ["--tolerance", str(options.tolerance)]
         environment = {**os.environ, "COLUMNS": "160"}
         begun = time.monotonic()
@@ -139,7 +160,7 @@ def name_target(model: str, level: Level) -> str:
 
 def summarize(benchmark: Benchmark, name: str) -> list[str]:
     """Return the lines of a level's summary."""
-    level, rows = LEVELS[name], []
+    level, rows, device = LEVELS[name], [], benchmark.environment.device
     over_inductor, over_best, behind = list[Interval](), list[Interval](), list[str]()
     for model in MODELS:
         found = [one for one in benchmark.workloads if one.target == name_target(model, level)]
@@ -147,7 +168,7 @@ def summarize(benchmark: Benchmark, name: str) -> list[str]:
         if not scales:
             continue
         speeds = find_speeds(scales[0], level)
-        rows.append(describe_model(model, benchmark.select_rows(found[0]), scales[0], level))
+        rows.append(describe_model(model, benchmark.select_rows(found[0]), scales[0], level, device))
         if TORCHWISE not in speeds:
             continue
         if INDUCTOR in speeds:
@@ -156,11 +177,12 @@ def summarize(benchmark: Benchmark, name: str) -> list[str]:
             over_best.append(best[1])
             if best[1].mid < BEHIND:
                 behind.append(f"- {model}: {show.speedup(best[1])} the speed of {best[0]}")
-    heads = ["model", "eager", *(one for one in level.contenders if one != EAGER), "plan", "over the best other"]
+    gpu = f"{benchmark.environment.gpu}, " if device == "cuda" else ""
+    heads = ["model", "eager", *level.others[device], TORCHWISE, "plan", "over the best other"]
     return [
         f"# Served models, {name}",
         "",
-        f"{benchmark.environment.cpu}, {benchmark.environment.cpus} CPUs, PyTorch {benchmark.environment.torch}. "
+        f"{gpu}{benchmark.environment.cpu}, {benchmark.environment.cpus} CPUs, PyTorch {benchmark.environment.torch}. "
         "Speed-ups are over eager, with 95 % intervals.",
         "",
         f"| {' | '.join(heads)} |",
@@ -174,13 +196,11 @@ def summarize(benchmark: Benchmark, name: str) -> list[str]:
     ]
 
 
-def describe_model(model: str, rows: tuple[Row, ...], scale: Scale, level: Level) -> str:
+def describe_model(model: str, rows: tuple[Row, ...], scale: Scale, level: Level, device: str) -> str:
     """Return a row of the table. A contender that was not timed, or whose answers are not right, has its state."""
     by_name, speeds = {row.contender: row for row in rows}, find_speeds(scale, level)
     cells = [model, show.seconds(scale.eager_s)]
-    for name in level.contenders:
-        if name == EAGER:
-            continue
+    for name in (*level.others[device], TORCHWISE):
         row = by_name.get(name)
         state = row.answers[0] if row else "not run"
         cells.append(show.speedup(speeds[name]) if name in speeds else state)

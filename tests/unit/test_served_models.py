@@ -29,9 +29,11 @@ def served(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("served_models")
 
 
-def describe(served: ModuleType, model: str, *rows: Any, level: str = "fp32") -> str:
+def describe(served: ModuleType, model: str, *rows: Any, level: str = "fp32", device: str = "cpu") -> str:
     spec = a_spec(served.name_target(model, served.LEVELS[level]))
-    return "\n".join(served.summarize(a_benchmark(tuple(replace(row, workload=spec) for row in rows)), level))
+    benchmark = a_benchmark(tuple(replace(row, workload=spec) for row in rows))
+    benchmark = replace(benchmark, environment=replace(benchmark.environment, device=device))
+    return "\n".join(served.summarize(benchmark, level))
 
 
 def test_it_names_a_model_on_which_torchwise_is_behind_the_best_other_way(served: ModuleType) -> None:
@@ -67,6 +69,14 @@ def test_the_usual_way_to_fewer_bits_counts_and_is_marked(served: ModuleType) ->
     assert "nowhere" in wrong, "other wrong answers do not count"
 
 
+def test_on_a_gpu_the_other_ways_are_the_modes_of_inductor(served: ModuleType) -> None:
+    rows = a_row("eager", 1.0), a_row("default", 1.2), a_row("reduce-overhead", 2.5)
+    text = describe(served, "mlp", *rows, ours(2.0, 0.8, rival="reduce-overhead"), level="fp8", device="cuda")
+    assert "NVIDIA H200, " in text
+    assert "| default | reduce-overhead | max-autotune | torchwise | plan |" in text
+    assert "- mlp: 0.8" in text
+
+
 def test_every_target_of_the_file_exists_in_both_numbers(served: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(BENCHMARKS.parent)
     for model in set(served.MODELS) - set(served.HF):
@@ -74,8 +84,13 @@ def test_every_target_of_the_file_exists_in_both_numbers(served: ModuleType, mon
             assert callable(find_factory(served.name_target(model, level)))
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_run_continues_its_file_and_leaves_out_unknown_contenders(
-    served: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    device: str,
+    served: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     commands: list[list[str]] = []
 
@@ -84,9 +99,11 @@ def test_a_run_continues_its_file_and_leaves_out_unknown_contenders(
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(subprocess, "run", run)
-    level = served.Level(True, "same-precision", ("eager", "unheard-of", "torchwise"))
+    level = served.Level(True, "same-precision", dict.fromkeys(("cpu", "cuda"), ("unheard-of",)))
     monkeypatch.setitem(served.LEVELS, "bf16", level)
-    options = argparse.Namespace(models=["mlp", "gpt2_decode"], budget=9.0, effort="quick", tolerance=0.1)
+    options = argparse.Namespace(
+        models=["mlp", "gpt2_decode"], budget=9.0, effort="quick", tolerance=0.1, device=device
+    )
     served.run("bf16", tmp_path / "a.json", options, time.monotonic() + 50)
     assert "no contender unheard-of" in capsys.readouterr().out
     assert [command[4] for command in commands] == [
@@ -96,5 +113,6 @@ def test_a_run_continues_its_file_and_leaves_out_unknown_contenders(
     for command in commands:
         assert command[command.index("--resume") + 1] == str(tmp_path / "a.json")
         assert command[command.index("--contenders") + 1] == "eager,torchwise"
+        assert command[command.index("--device") + 1] == device
     served.run("bf16", tmp_path / "a.json", options, time.monotonic() - 1)
     assert len(commands) == 2, "no row starts after the end"
