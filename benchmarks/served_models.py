@@ -50,6 +50,8 @@ MODELS = (
     *("resnet50", "distilbert", "unet", "whisper_encoder", "bert_base", "vit_base"),
 )
 """The quickest first, so that a run that is cut off has most of them."""
+ON_GPUS = ("feed_forward",)
+"""Models that would take minutes a call on a CPU."""
 INDUCTOR = "default"
 CALLS = 10_000_000
 """As many as for the other results of this folder: the speed decides, and not the time to compile."""
@@ -91,7 +93,7 @@ LEVELS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, metavar="MODEL")
+    parser.add_argument("--models", nargs="+", choices=(*MODELS, *ON_GPUS), metavar="MODEL", help="default: all")
     parser.add_argument("--levels", default="fp32", help=f"comma-separated: {', '.join(LEVELS)}")
     parser.add_argument("--device", default="cpu", choices=tuple(COMPILERS))
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of each search of Torchwise")
@@ -127,7 +129,7 @@ def run(name: str, file: Path, options: argparse.Namespace, end: float) -> list[
         print(f"{name}: this version has no contender {', '.join(unknown)}")
     contenders = ",".join(one for one in level.list_contenders(options.device) if one in known)
     codes = list[int]()
-    for model in options.models:
+    for model in options.models or (*MODELS, *(ON_GPUS if options.device == "cuda" else ())):
         if (left := end - time.monotonic()) <= 0:
             break
         command = [
@@ -162,7 +164,7 @@ def summarize(benchmark: Benchmark, name: str) -> list[str]:
     """Return the lines of a level's summary."""
     level, rows, device = LEVELS[name], [], benchmark.environment.device
     over_inductor, over_best, behind = list[Interval](), list[Interval](), list[str]()
-    for model in MODELS:
+    for model in (*MODELS, *ON_GPUS):
         found = [one for one in benchmark.workloads if one.target == name_target(model, level)]
         scales = [scale_of(benchmark, workload) for workload in found]
         if not scales:

@@ -1,4 +1,4 @@
-"""Ten models that people serve, with random weights: torchwise bench benchmarks/served_targets.py:unet
+"""Models that people serve, with random weights: torchwise bench benchmarks/served_targets.py:unet
 
 `benchmarks/served_models.py` measures them together with four language models of the scheme `hf`. Sizes are the
 published ones, and inputs those of one request. A name with the ending `_bf16` is the same model in bfloat16.
@@ -168,6 +168,25 @@ def recommender(dtype: torch.dtype, seed: int) -> Workload:
     return _build("recommender", Recommender, inputs, dtype, seed)
 
 
+def feed_forward(dtype: torch.dtype, seed: int) -> Workload:
+    """Build the feed-forward parts of four layers of Llama 7B, for 32 requests of 128 tokens: large products."""
+
+    class Gated(nn.Module):
+        def __init__(self, width: int = 4096, inner: int = 11_008) -> None:
+            super().__init__()
+            self.norm = nn.RMSNorm(width)
+            self.gate, self.up = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
+            self.down = nn.Linear(inner, width, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            given = self.norm(x)
+            added: torch.Tensor = self.down(nn.functional.silu(self.gate(given)) * self.up(given))
+            return x + added
+
+    inputs = (Normal((32, 128, 4096)),)
+    return _build("feed_forward", lambda: nn.Sequential(*(Gated() for _ in range(4))), inputs, dtype, seed)
+
+
 FACTORIES = (
     resnet50,
     mobilenet_v2,
@@ -179,6 +198,7 @@ FACTORIES = (
     unet,
     whisper_encoder,
     recommender,
+    feed_forward,
 )
 
 

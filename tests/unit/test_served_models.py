@@ -79,7 +79,7 @@ def test_on_a_gpu_the_other_ways_are_the_modes_of_inductor(served: ModuleType) -
 
 def test_every_target_of_the_file_exists_in_both_numbers(served: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(BENCHMARKS.parent)
-    for model in set(served.MODELS) - set(served.HF):
+    for model in {*served.MODELS, *served.ON_GPUS} - set(served.HF):
         for level in served.LEVELS.values():
             assert callable(find_factory(served.name_target(model, level)))
 
@@ -116,3 +116,8 @@ def test_a_run_continues_its_file_and_leaves_out_unknown_contenders(
         assert command[command.index("--device") + 1] == device
     served.run("bf16", tmp_path / "a.json", options, time.monotonic() - 1)
     assert len(commands) == 2, "no row starts after the end"
+    options.models = None
+    served.run("bf16", tmp_path / "a.json", options, time.monotonic() + 50)
+    ran = [command[4] for command in commands[2:]]
+    assert len(ran) == len(served.MODELS) + (device == "cuda")
+    assert (f"{served.FILE}:feed_forward_bf16" in ran) == (device == "cuda")
