@@ -229,7 +229,9 @@ def tune(tmp_path: Path, library: str, *more: str) -> list[str]:
     package.mkdir(parents=True, exist_ok=True)
     (package / "__init__.py").write_text(NOTE.format(file=str(file)) + library)
     words = [f"{tmp_path / 'model.py'}:make", "--device", "cpu", "--effort", "quick", "--budget", "90"]
-    words += ["--plan", '{"schema":"torchwise.plan/1","threads":1}', "--store", str(tmp_path / "store.db"), *more]
+    for threads in (1, 2):  # the worker of the inspection tries the first of two plans, and another one the second
+        words += ["--plan", f'{{"schema":"torchwise.plan/1","threads":{threads}}}']
+    words += ["--store", str(tmp_path / "store.db"), *more]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     command = [sys.executable, str(BRIEF_CLI), "tune", *words]
     done = subprocess.run(command, check=False, env=environment, capture_output=True, timeout=200)

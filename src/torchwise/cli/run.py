@@ -17,7 +17,6 @@ from typer.core import TyperCommand
 from torchwise.cli import options as opt
 from torchwise.cli.search_words import list_words
 from torchwise.errors import InputError, StorageError, TorchwiseError
-from torchwise.store.location import VARIABLE, make_absolute
 
 if TYPE_CHECKING:
     from torchwise.cli.run_report import Report
@@ -133,6 +132,7 @@ def run(
         raise InputError(f"{given[0]} is given without --tune, but only a search uses it: add --tune or leave it out")
     from torchwise.cli.run_report import Report
     from torchwise.runtime.program.script import Script
+    from torchwise.store.location import VARIABLE, make_absolute
 
     script = _find_script(Script, program or [], module)
     if keep_memory:
