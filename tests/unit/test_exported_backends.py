@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import subprocess
 import sys
+import textwrap
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -338,6 +340,33 @@ class Tokens(torch.nn.Module):
 
 def compile_whole(model: Any, plan: Plan, *args: torch.Tensor) -> Callable[..., Any]:
     return torch.no_grad()(compile_plan(model, plan, Example(args), device="cpu", mode="inference").call)
+
+
+def test_a_signal_still_finds_its_handler_once_plans_of_openvino_are_gone() -> None:
+    """A Python handler runs on the stack that its thread has for signals, which must not be one that was freed."""
+    code = textwrap.dedent("""
+        import gc, signal, torch
+        from torchwise.compile.compiled_plan import compile_plan
+        from torchwise.plan import Plan
+        from torchwise.workload import Example
+        torch.set_grad_enabled(False)
+        example = Example((torch.ones(2, 4),))
+        plan = Plan(backend="openvino")
+        calls = [compile_plan(torch.nn.Linear(4, 4), plan, example, device="cpu", mode="inference") for _ in range(3)]
+        for one in calls:
+            one.call(*example.args)
+        while calls:
+            del calls[0], one
+            torch.compiler.reset()
+            gc.collect()
+            one = None
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                print("interrupted")
+    """)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout.split()) == (0, ["interrupted"] * 3), done.stderr[-2000:]
 
 
 def test_openvino_compiles_an_lstm_with_whole_numbers_and_turned_outputs() -> None:

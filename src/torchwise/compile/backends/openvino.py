@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,6 +36,8 @@ _TYPES = {
 }
 MAX_IDLE = 4
 """Requests that are kept for later calls. Each holds the tensors of its last call."""
+_core: Any = None
+_core_lock = threading.Lock()
 _LACKS = re.compile(r"(?:No conversion rule found for operations?|Conversion is failed for): (.+)")
 
 
@@ -55,7 +58,7 @@ def _compile_program(
     for dtype, nodes in lacking.items():
         raise OperatorError(f"OpenVINO has no {dtype} on the CPU, where it computes in float32", nodes)
     tensors = (*program.parameters(), *program.buffers(), *inputs)
-    core, config = openvino.Core(), _make_config(tensors)
+    core, config = _load_core(), _make_config(tensors)
 
     def convert() -> tuple[Any, Callable[[], bytes]]:
         compiled = core.compile_model(_convert(program), "CPU", config)
@@ -66,6 +69,22 @@ def _compile_program(
     if len(compiled.inputs) != len(inputs):
         raise UnsupportedError(f"OpenVINO has {len(compiled.inputs)} of its {len(inputs)} inputs")
     return _Session(compiled, outputs)
+
+
+def _load_core() -> Any:
+    """Return OpenVINO's core, the only one of this process, which lives as long.
+
+    Its plugin for CPUs gives the thread that loads it a stack for signals, and puts back the one before when it goes.
+    With several of them, the one that is put back may be that of a core that is gone. Then the next signal, such as
+    that of Ctrl-C, ends the process (OpenVINO 2026.4).
+    """
+    global _core
+    import openvino
+
+    with _core_lock:
+        if _core is None:
+            _core = openvino.Core()
+        return _core
 
 
 def _convert(program: torch.export.ExportedProgram) -> Any:
