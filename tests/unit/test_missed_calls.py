@@ -257,8 +257,9 @@ def test_a_text_that_names_no_file_is_no_path() -> None:
 
 def test_without_the_study_the_plan_tells_its_numerics(tmp_path: Path) -> None:
     lower = make_decision(torch.sin, Plan(backend="inductor", precision="bf16"))
-    options = _repeat_options(lower, str(tmp_path / "missing.db"))
+    options = _repeat_options([PlacedPlans("Sine", lower, None)], "Sine", {}, str(tmp_path / "missing.db"))
     assert options["allow"] == str(Numerics.LOWER_PRECISION)
+    assert options["effort"] == "standard"
 
 
 @pytest.mark.parametrize(
