@@ -15,7 +15,7 @@ from torchwise.compile.few_rows import operator
 from torchwise.compile.few_rows.forms import MAX_SUMS, READ, Form, Work, list_forms
 from torchwise.compile.transforms import transform_model
 from torchwise.compile.transforms.function_graphs import products_of_few_rows
-from torchwise.compile.transforms.function_graphs.nodes import name_of
+from torchwise.compile.transforms.function_graphs.nodes import VALUE, name_of
 from torchwise.compile.transforms.function_graphs.record import record
 from torchwise.compile.transforms.quantization import formats
 from torchwise.errors import PlanError
@@ -313,6 +313,15 @@ def test_only_bytes_that_are_the_weight_are_read(name: str, monkeypatch: pytest.
     answer, _ = run(model, GIVEN)
     torch.testing.assert_close(answer, model(GIVEN), rtol=1e-4, atol=1e-2)
     assert (torch.int8 in read) is is_read
+
+
+@pytest.mark.parametrize(("device", "is_passed"), [("cpu", True), ("meta", False)])
+def test_a_copy_from_another_device_is_read_where_it_is(device: str, is_passed: bool) -> None:
+    graph = torch.fx.Graph()
+    there = graph.placeholder("there")
+    here = graph.call_method("to", (there, "cpu"))
+    there.meta[VALUE], here.meta[VALUE] = torch.empty(4, device=device), torch.empty(4)
+    assert products_of_few_rows._strip(here, products_of_few_rows._is_cast) is (there if is_passed else here)
 
 
 def test_products_that_need_a_gradient_stay() -> None:
