@@ -21,7 +21,7 @@ MIN_NORMAL = 2.0**-126
 """The smallest number that Triton takes for a float32."""
 
 FLOATS: dict[str, Write] = {
-    "neg": lambda x, _: f"(-{x[0]})",
+    "neg": lambda x, _: f"({x[0]} * -1.0)",  # Triton's minus subtracts from zero, which loses the sign of zero
     "reciprocal": lambda x, _: f"(1.0 / {x[0]})",
     "sqrt": _call("square_root"),
     "rsqrt": lambda x, _: f"(1.0 / square_root({x[0]}))",

@@ -47,7 +47,7 @@ class Lowering:
         tensors = [one for one in operands if isinstance(one, Value)]
         varying = [one for one in tensors if one.constant is None]
         if not varying:
-            return self._fold(dims, dtype, operands, write, within)
+            return self.fold(dims, dtype, operands, write, within)
         features = tuple(sorted({axis for one in varying for axis in self.features(one)}))
         result = Value(dims, dtype, features=features)
         for point in tiles.points(features):
@@ -70,7 +70,7 @@ class Lowering:
             result.tiles[key_of(point)] = tiles.let(write_cast(text, made, dtype), dtype, has_rows, wide)
         return result
 
-    def _fold(
+    def fold(
         self, dims: Dims, dtype: torch.dtype, operands: Sequence[Any], write: expressions.Write, within: torch.dtype
     ) -> Value:
         """Compute with numbers that are the same everywhere, as one tile."""

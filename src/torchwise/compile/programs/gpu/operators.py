@@ -79,7 +79,9 @@ def _compute(made: Lowering, node: Node, dims: Dims, given: dict[str, Any]) -> V
     if name in expressions.BITS and not dtype.is_floating_point:
         return made.pointwise(node, dims, operands, expressions.BITS[name], dtype)
     if name in expressions.COMPARISONS:
-        return made.pointwise(node, dims, operands, expressions.COMPARISONS[name], _common_type(node))
+        within = _common_type(node)
+        operands = [_round(made, one, within) for one in operands]
+        return made.pointwise(node, dims, operands, expressions.COMPARISONS[name], within)
     if name in expressions.LOGIC and dtype is torch.bool:
         return made.pointwise(node, dims, operands, expressions.LOGIC[name], torch.bool)
     source = operands[0]
@@ -188,16 +190,18 @@ def _arange(made: Lowering, node: Node, dims: Dims, given: dict[str, Any]) -> Va
     if len(axes) > 1:
         raise UnsupportedError("a range is split")
     result = Value(dims, dtype, features=tiles.axes.list_features(dims))
+    largest = max(abs(start), abs(step), abs(start + step * tiles.axes.length(axes)))
+    widened = ".to(tl.int64)" if largest >= 2**31 else ""  # places have 32 bits
     for point in tiles.points(result.features):
         if result.features:
             segment = point[result.features[0]]
-            place = f"({tiles.start(segment)} + {tiles.range(segment)})" if segment.width > 1 else str(segment.start)
-            wide = (segment,) if segment.width > 1 else ()
-            if not wide:
-                place = f"tl.full([], {place}, tl.int64)"
+            place, wide = f"tl.full([], {segment.start}, tl.int64)", tuple[Segment, ...]()
+            if segment.width > 1:
+                place, wide = f"({tiles.start(segment)} + {tiles.range(segment)}){widened}", (segment,)
             tile = tiles.let(f"({start} + {step} * {place}).to({TYPES[dtype]})", dtype, False, wide)
         elif axes:
-            tile = tiles.let(f"({start} + {step} * {tiles.row(axes[0])}).to({TYPES[dtype]})", dtype, True, ())
+            place = f"{tiles.row(axes[0])}{widened}"
+            tile = tiles.let(f"({start} + {step} * {place}).to({TYPES[dtype]})", dtype, True, ())
         else:
             tile = tiles.let(f"tl.full([], {start}, {TYPES[dtype]})", dtype, False, ())
         result.tiles[key_of(point)] = tile
@@ -314,6 +318,21 @@ _LOWERINGS: dict[str, Lower] = {
     "select": _select,
     "cat": _cat,
 }
+
+
+def _round(made: Lowering, operand: Any, to: torch.dtype) -> Any:
+    """Return an operand of a comparison as PyTorch compares it: a type of 16 bits may have no such number."""
+    if to not in (torch.float16, torch.bfloat16):
+        return operand
+    if isinstance(operand, str):  # differs in each repetition of a loop
+        return f"{operand}.to(tl.float32).to({TYPES[to]})"
+    if not isinstance(operand, Value):
+        return torch.tensor(operand, dtype=to, device="cpu").item()
+    if operand.dtype is to:
+        return operand
+    if operand.constant is None:
+        return made.cast(made.cast(made.to_registers(operand), torch.float32), to)
+    return made.fold(operand.dims, to, [operand], lambda x, _: x[0], torch.float32)
 
 
 def _common_type(node: Node) -> torch.dtype:
