@@ -29,7 +29,8 @@ from torch.nn import functional
 from torchwise._torch.hopper import is_hopper
 from torchwise.compile.few_rows.forms import Form, Work, list_forms
 from torchwise.compile.programs.build import write_whole
-from torchwise.compile.programs.gpu.launch import find_folder, pick_fastest, time_calls
+from torchwise.compile.programs.gpu.launch import find_folder, is_capturing, pick_fastest, time_calls, try_kept
+from torchwise.errors import UnsupportedError
 
 KERNEL = "torchwise.compile.few_rows.kernel"
 MAX_ROWS = 8
@@ -73,13 +74,11 @@ def multiply(
     )
     given = (flat, tuple(weights), tuple(scales), tuple(biases))
     key = (work, rows.device, rows.dtype, weights[0].dtype, *(one[0].dtype if one else None for one in given[2:]))
-    if key not in _chosen:
-        if rows.is_cuda and torch.cuda.is_current_stream_capturing():  # nothing can be timed
-            return _unflatten(_launch(list_forms(work)[0], work, *given), rows)
+    if key not in _chosen and not is_capturing(rows.device):
         with _lock:
             if key not in _chosen:
                 _chosen[key] = _choose(work, key, *given)
-    form = _chosen[key]
+    form = _chosen.get(key)  # none yet if it is captured, as nothing can be timed or compiled then
     if form is None:
         return multiply_plainly(rows, weights, scales, biases, activation)
     return _unflatten(_launch(form, work, *given), rows)
@@ -185,9 +184,15 @@ def _choose(
     if not rows.is_cuda:
         return forms[0]
     file = _find_file(key, rows.device)
-    with contextlib.suppress(OSError, ValueError, TypeError):  # none is kept, or it was cut short
-        kept = json.loads(file.read_text())
-        return None if kept is None else Form(**kept)
+
+    def attempt(kept: dict[str, int] | None) -> Form | None:
+        if kept is None:
+            return None
+        _launch(form := Form(**kept), work, rows, weights, scales, biases)
+        return form
+
+    with contextlib.suppress(UnsupportedError):
+        return try_kept(file, attempt)
     copies = _copy(weights)
 
     def measure(form: Form | None) -> tuple[float, None]:

@@ -72,12 +72,19 @@ class Kernel:
         self.work = Work(first.rows, program.width, *program.count_weights(), passed)
 
     def bind(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a callable, which has `original` answer calls whose inputs lie otherwise in memory."""
+        """Return a callable, which has `original` answer calls whose inputs lie otherwise in memory.
+
+        It also answers those that are captured in a CUDA graph before the kernel is tuned: nothing can be timed then,
+        and Triton would compile during the capture.
+        """
 
         def call(*args: torch.Tensor) -> Any:
-            return self(*args) if self._fits(args) else original(*args)
+            return self(*args) if self._fits(args) and self._is_ready() else original(*args)
 
         return call
+
+    def _is_ready(self) -> bool:
+        return self._launch is not None or not is_capturing(self._device)
 
     def _fits(self, args: Sequence[torch.Tensor]) -> bool:
         return all(
@@ -111,22 +118,26 @@ class Kernel:
         allows_tf32 = device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
         forms = list_allowed(self.work, device, allows_tf32=allows_tf32)
         file = self._cache_file(device, allows_tf32)
-        with contextlib.suppress(OSError, ValueError, TypeError):  # none is kept, or it was cut short
-            return self._make_launch(Form(**json.loads(file.read_text())), device)
+
+        def attempt(form: Form) -> Launch:
+            launch = self._make_launch(form, device)
+            launch(args)
+            return launch
 
         def measure(form: Form) -> tuple[float, Launch]:
-            launch = self._make_launch(form, device)
-            # The call that follows draws the random numbers that it would draw without the trials.
-            with torch.random.fork_rng([device] if device.type == "cuda" else []):
-                launch(args)
-                return time_calls(functools.partial(launch, args), device), launch
+            launch = attempt(form)
+            return time_calls(functools.partial(launch, args), device), launch
 
         forms = forms if device.type == "cuda" else forms[:1]
-        try:
-            form, launch = pick_fastest(forms, measure, TUNING_S / next(self._tuned))
-        except UnsupportedError as error:
-            self._refusal = error
-            raise
+        # The call that follows draws the random numbers that it would draw without the trials.
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            with contextlib.suppress(UnsupportedError):
+                return try_kept(file, lambda kept: attempt(Form(**kept)))
+            try:
+                form, launch = pick_fastest(forms, measure, TUNING_S / next(self._tuned))
+            except UnsupportedError as error:
+                self._refusal = error
+                raise
         with contextlib.suppress(OSError):  # the next process chooses again
             write_whole(file, json.dumps(vars(form)).encode())
         return launch
@@ -214,6 +225,24 @@ def pick_fastest(
     return best[1:]
 
 
+def try_kept(file: Path, attempt: Callable[[Any], _Made]) -> _Made:
+    """Return what is made of the form that a file keeps, as another process chose it.
+
+    Args:
+        file: which may be missing, cut short, or of a GPU with more memory for each program.
+        attempt: takes the form as it was written, launches it, and returns what was made for it.
+
+    Raises:
+        UnsupportedError: there is no such form, or it cannot be launched. So one must be chosen.
+    """
+    try:
+        return attempt(json.loads(file.read_text()))
+    except torch.OutOfMemoryError:  # which no other form would have
+        raise
+    except Exception as error:  # Triton raises errors of many kinds
+        raise UnsupportedError(f"{file} keeps no form: {first_line(format_error(error))}") from error
+
+
 def load_kernel(source: str) -> Any:
     """Return the function `kernel` of a module with this text, from a file, as Triton reads it there."""
     file = find_folder() / f"rows_{hashlib.sha256(source.encode()).hexdigest()[:40]}.py"
@@ -239,15 +268,25 @@ def time_calls(call: Callable[[], object], device: torch.device, calls: int = CA
     """
     if device.type != "cuda":
         return 0.0
-    graph, found = torch.cuda.CUDAGraph(), []
-    with torch.cuda.device(device), torch.cuda.graph(graph):
-        for _ in range(calls):
-            call()
-    for _ in range(ROWS):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        stop.record()
-        stop.synchronize()
-        found.append(start.elapsed_time(stop) / 1e3 / calls)
+    with torch.cuda.device(device):  # whose stream the graph and the events are on
+        graph, found = torch.cuda.CUDAGraph(), []
+        # Other threads may use the GPU meanwhile.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            for _ in range(calls):
+                call()
+        for _ in range(ROWS):
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            stop.record()
+            stop.synchronize()
+            found.append(start.elapsed_time(stop) / 1e3 / calls)
     return float(min(found))
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether work on a device becomes part of a CUDA graph, so that nothing can be timed or compiled."""
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
