@@ -168,6 +168,22 @@ def test_a_flash_attention_that_cannot_be_used_refuses_the_plan(
         settings_for(Plan(transforms=("flash_attention_3",))).wrap(draw)()
 
 
+def test_a_version_of_the_user_stays_where_another_one_cannot_be_used(
+    flash: dict[str, Flash], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise ImportError("no libcudart")
+
+    attention.activate_flash_attention_impl("FA3")
+    monkeypatch.setitem(_registry._FLASH_ATTENTION_IMPLS, "FA4", fail)
+    with pytest.raises(UnsupportedError, match="FA4 cannot be used"):
+        settings_for(Plan(transforms=("flash_attention_4",))).wrap(draw)()
+    assert attention.current_flash_attention_impl() == "FA3"
+    with torch.no_grad():
+        Attention().eval()(*draw())
+    assert flash["FA3"].calls == 1
+
+
 def test_a_torch_without_other_versions_is_named(flash: dict[str, Flash], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(attention, "activate_flash_attention_impl")
     with pytest.raises(UnsupportedError, match=r"FA4 needs torch.nn.attention.*_impl, which torch"):

@@ -117,16 +117,16 @@ def _take_flash(version: str) -> Iterator[None]:
     activate = PrivateName("torch.nn.attention", "activate_flash_attention_impl").get(version)
     before = attention.current_flash_attention_impl()
     try:
-        activate(version)
-    except (ImportError, RuntimeError, ValueError) as error:
-        raise UnsupportedError(
-            f"FlashAttention's {version} cannot be used: {first_line(format_error(error))}"
-        ) from error
-    try:
+        try:
+            activate(version)
+        except (ImportError, RuntimeError, ValueError) as error:
+            raise UnsupportedError(
+                f"FlashAttention's {version} cannot be used: {first_line(format_error(error))}"
+            ) from error
         with _put_first(SDPBackend.FLASH_ATTENTION):
             yield
     finally:
-        if before is None:
-            attention.restore_flash_attention_impl()
-        else:
+        if before is not None:  # PyTorch takes it away also where it then fails to activate another one
             activate(before)
+        elif attention.current_flash_attention_impl() is not None:
+            attention.restore_flash_attention_impl()
