@@ -289,6 +289,10 @@ LOW_BITS: dict[str, tuple[Callable[[Any], Tensor], bool]] = {
     "one": (lambda model: model.bytes.float() * model.scale[:, None], True),
     "scales in front": (lambda model: model.scale.view(16, 1).to(torch.float64).float() * model.bytes.float(), True),
     "rounded": (lambda model: (model.bytes.float() * model.scale[:, None]).to(torch.int32).float(), False),
+    "rounded to 16 bits": (lambda model: (model.bytes.float() * model.scale[:, None]).bfloat16().float(), False),
+    "a product of 16 bits": (lambda model: (model.bytes.half() * model.scale.half()[:, None]).float(), False),
+    "bytes of 16 bits": (lambda model: model.bytes.bfloat16().float() * model.scale[:, None], True),
+    "scales of 16 bits": (lambda model: model.bytes.float() * model.scale.bfloat16().float()[:, None], True),
     "of one bit": (lambda model: model.bytes.to(torch.bool).float() * model.scale[:, None], False),
     "of fewer bits": (lambda model: model.bytes.to(torch.float8_e4m3fn).float() * model.scale[:, None], False),
     "rounded scales": (lambda model: model.bytes.float() * (3 * model.scale).to(torch.int32).float()[:, None], False),
@@ -322,6 +326,15 @@ def test_a_copy_from_another_device_is_read_where_it_is(device: str, is_passed: 
     here = graph.call_method("to", (there, "cpu"))
     there.meta[VALUE], here.meta[VALUE] = torch.empty(4, device=device), torch.empty(4)
     assert products_of_few_rows._strip(here, products_of_few_rows._is_cast) is (there if is_passed else here)
+
+
+@pytest.mark.parametrize(("device", "is_passed"), [("cpu", True), ("meta", False)])
+def test_a_product_that_goes_to_another_device_is_computed_where_it_is(device: str, is_passed: bool) -> None:
+    graph = torch.fx.Graph()
+    here = graph.placeholder("here")
+    there = graph.call_method("to", (here, device))
+    here.meta[VALUE], there.meta[VALUE] = torch.empty(4), torch.empty(4, device=device)
+    assert products_of_few_rows._follow(here) == ([here, there] if is_passed else [here])
 
 
 def test_products_that_need_a_gradient_stay() -> None:
@@ -389,6 +402,12 @@ def test_tensors_that_the_kernel_cannot_read_are_answered_by_pytorch(
     monkeypatch.setattr(operator, "_launch", None)
     (found,) = operator.multiply(given["rows"], [given["weight"]], [given["scale"]], [given["bias"]], "")
     torch.testing.assert_close(found, given["rows"] @ (given["weight"] * given["scale"][:, None]).t() + given["bias"])
+
+
+def test_pytorch_rounds_no_more_than_the_kernel() -> None:
+    rows, weight, scale = draw(2, LENGTH), (99 * draw(5, LENGTH)).to(torch.int8), draw(5).bfloat16()
+    (found,) = operator.multiply_plainly(rows, [weight], [scale], [], "")
+    torch.testing.assert_close(found, rows @ (weight.float() * scale.float()[:, None]).t())
 
 
 def test_pytorchs_product_stays_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:

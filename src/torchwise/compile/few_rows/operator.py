@@ -92,7 +92,8 @@ def multiply_plainly(
     for place, weight in enumerate(weights):
         bias = biases[place].to(rows.dtype) if biases else None
         if scales:
-            weight = (weight.to(scales[place].dtype) * scales[place][:, None]).to(rows.dtype)
+            within = torch.promote_types(scales[place].dtype, rows.dtype)
+            weight = (weight.to(within) * scales[place].to(within)[:, None]).to(rows.dtype)
         found.append(functional.linear(rows, weight, bias))
     return [ACTIVATIONS[activation](found[0]) * found[1]] if activation else found
 

@@ -155,7 +155,7 @@ def _read(node: Node, places: dict[Node, int], written: Sequence[int]) -> Produc
         return None
     length, outputs = matrix.shape if is_transposed else matrix.shape[::-1]
     weight, kept = Weight(given, None, is_transposed), matrix.t() if is_transposed else matrix
-    if not is_transposed and (found := _read_low_bits(given, places, places[node], written)) is not None:
+    if not is_transposed and (found := _read_low_bits(given, x.dtype, places, places[node], written)):
         weight, scale, kept = found
     fits = (
         x.dtype is answer.dtype
@@ -174,14 +174,18 @@ def _read(node: Node, places: dict[Node, int], written: Sequence[int]) -> Produc
 
 
 def _read_low_bits(
-    given: Node, places: dict[Node, int], end: int, written: Sequence[int]
+    given: Node, dtype: torch.dtype, places: dict[Node, int], end: int, written: Sequence[int]
 ) -> tuple[Weight, Node, Tensor] | None:
     """Return a weight of few bits, its scales, and the value of the weight, if a node multiplies these.
 
-    Nothing is written between their first use and the end.
+    Nothing is written between their first use and the end, and nothing is rounded more than rows of the dtype are.
     """
-    product = _strip(given, _is_cast)
-    if name_of(product) != "mul" or len(product.args) != 2 or writes(product):
+
+    def is_fine(node: Node) -> bool:
+        return _dtype_of(node) in (dtype, torch.float32, torch.float64)
+
+    product = _strip(given, lambda node: _is_cast(node) and is_fine(node))
+    if name_of(product) != "mul" or len(product.args) != 2 or writes(product) or not is_fine(product):
         return None
     for one, other in (product.args, product.args[::-1]):
         source = _strip(one, _is_cast)
@@ -190,7 +194,7 @@ def _read_low_bits(
             continue
         if name_of(source) == "view" and len(source.args) == 2 and source.args[1] is value.dtype:
             weight = Weight(source.args[0], value.dtype)
-        scale = _strip(other, lambda node: _is_cast(node) or _is_turned(node))
+        scale = _strip(other, lambda node: (_is_cast(node) and is_fine(node)) or _is_turned(node))
         column = value_of(other)
         is_column = column is not None and same_sizes(column.shape, (value.shape[0], 1))
         if is_column and _is_vector(scale, value.shape[0]):
@@ -338,11 +342,12 @@ def _write_sum(graph: Graph, node: Node) -> None:
 
 
 def _follow(node: Node) -> list[Node]:
-    """Return a node, and those behind it that are its only reader and have its numbers in its order."""
-    found = [node]
+    """Return a node, and those behind it that are its only reader and have its numbers in its order, where it is."""
+    found, value = [node], value_of(node)
     while (user := _find_only_user(found[-1])) is not None and not writes(user):
-        is_view = name_of(user) in VIEWS or name_of(user) in CASTS
-        if not is_view or _dtype_of(user) is not _dtype_of(node) or value_of(user) is None:
+        made, is_view = value_of(user), name_of(user) in VIEWS or name_of(user) in CASTS
+        is_alike = made is not None and value is not None and (made.dtype, made.device) == (value.dtype, value.device)
+        if not is_view or not is_alike:
             break
         found.append(user)
     return found
