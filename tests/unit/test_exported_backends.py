@@ -326,6 +326,20 @@ def test_openvino_keeps_the_precision_of_the_model_and_the_threads_of_pytorch() 
     assert openvino._make_config(tensors[1:])["INFERENCE_PRECISION_HINT"] == "f32"
 
 
+@pytest.mark.parametrize("shapes", ["static", "dynamic"])
+def test_openvino_leaves_an_input_alone_that_it_returns_a_clone_of(shapes: str) -> None:
+    """It would take the memory of the answer for that of the input, and write there."""
+
+    def call(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return y.clone(), x.clone(), torch.tanh(x), y.unsqueeze(0).clone(), x + 0
+
+    x, y = torch.rand(3, 4), torch.arange(12).view(3, 4)
+    before = x.clone(), y.clone()
+    check_same(compile_whole(call, replace(OPENVINO, shapes=shapes), x, y), call, x, y)
+    assert torch.equal(x, before[0])
+    assert torch.equal(y, before[1])
+
+
 class Tokens(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -500,8 +514,9 @@ def test_openvinos_outputs_lie_on_the_cpu_whatever_the_default_device_is() -> No
         def __getattr__(self, name: str) -> Any:
             return lambda *args, **kwargs: None
 
-    port = types.SimpleNamespace(get_element_type=lambda: types.SimpleNamespace(get_type_name=lambda: "f32"))
-    whole: Any = types.SimpleNamespace(outputs=[port], create_infer_request=Request)
+    kind = types.SimpleNamespace(get_type_name=lambda: "f32")
+    port = types.SimpleNamespace(get_element_type=lambda: kind, get_names=lambda: {"y"})
+    whole: Any = types.SimpleNamespace(inputs=[], outputs=[port], create_infer_request=Request)
     session = openvino._Session(whole, [torch.ones(2)])
     with torch.device("meta"):
         (answer,) = session([])

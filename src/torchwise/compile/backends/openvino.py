@@ -130,7 +130,8 @@ def _make_config(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
 class _Session:
     """A compiled model, and its requests that no call uses now. A call takes one for itself.
 
-    Requests read PyTorch's memory, and write to that of new tensors if the sizes are known.
+    Requests read PyTorch's memory, and write to that of new tensors if the sizes are known. An output that clones an
+    input is made here: OpenVINO would take the memory of the answer for that of the input.
     """
 
     def __init__(self, compiled: Any, outputs: Sequence[torch.Tensor]) -> None:
@@ -139,6 +140,7 @@ class _Session:
             (shape, output.dtype) if (shape := find_shape(output)) is not None else None for output in outputs
         ]
         self._dtypes = [output.dtype for output in outputs]
+        self._copied = _find_copies(compiled)
         given = [port.get_element_type().get_type_name() for port in compiled.outputs]
         if given != [_TYPES[dtype] for dtype in self._dtypes]:
             raise UnsupportedError(f"OpenVINO answers in {given}, and PyTorch in {self._dtypes}")
@@ -152,8 +154,10 @@ class _Session:
         for place, tensor in enumerate(inputs):
             request.set_input_tensor(place, _share(tensor))
         answers = [torch.empty(known[0], dtype=known[1], device="cpu") if known else None for known in self._outputs]
+        for place, source in self._copied.items():
+            answers[place] = inputs[source].clone()
         for place, answer in enumerate(answers):
-            if answer is not None:
+            if answer is not None and place not in self._copied:
                 request.set_output_tensor(place, _share(answer))
         request.infer(share_outputs=True)
         found = [
@@ -163,6 +167,13 @@ class _Session:
         if len(self._idle) < MAX_IDLE:
             self._idle.append(request)
         return found
+
+
+def _find_copies(compiled: Any) -> dict[int, int]:
+    """Return the places of outputs that are inputs as they were given, each with that input's. They have its name."""
+    names = {name: place for place, port in enumerate(compiled.inputs) for name in port.get_names()}
+    found = ((place, names.get(name)) for place, port in enumerate(compiled.outputs) for name in port.get_names())
+    return {place: source for place, source in found if source is not None}
 
 
 def _share(tensor: torch.Tensor) -> Any:
