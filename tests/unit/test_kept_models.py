@@ -90,6 +90,12 @@ def test_each_difference_has_a_model_of_its_own(case: str) -> None:
     assert make_key(export(Net()), ("a", 1)) != DIFFERENT[case]()
 
 
+def test_another_processor_has_a_model_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = make_key(export(Net()), ())
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "another")
+    assert make_key(export(Net()), ()) != here
+
+
 def test_a_constant_of_the_forward_counts() -> None:
     first, second = Net(), Net()
     first.forward = lambda x: x * torch.tensor([1.0, 2.0, 3.0, 4.0])  # type: ignore[method-assign]

@@ -1,14 +1,16 @@
 """Models as another library has them, kept in the folder of Inductor's cache: a later process converts nothing.
 
 A file is found by a key of all that it was made of: the operators of the exported program, the sizes and dtypes of its
-inputs, the values of its weights, the library with its version, and its settings. Its own name is its SHA-256. So one
-that is cut short or was changed is not used. Weights are in the files, as they are constants of the code.
+inputs, the values of its weights, the kind of processor, the library with its version, and its settings. Its own name
+is its SHA-256. So one that is cut short or was changed is not used. Weights are in the files, as they are constants of
+the code.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import platform
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -70,6 +72,7 @@ def make_key(program: torch.export.ExportedProgram, facts: Iterable[object]) -> 
     """Return the key of a program and its weights for a library."""
     digest = hashlib.sha256()
     texts = [__version__, torch.__version__, str(torch.version.git_version), *map(str, facts)]
+    texts += [platform.machine(), torch.backends.cpu.get_cpu_capability()]  # a folder may be there for many machines
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
             texts.append(str(module.graph))

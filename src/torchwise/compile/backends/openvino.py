@@ -64,7 +64,8 @@ def _compile_program(
         compiled = core.compile_model(_convert(program), "CPU", config)
         return compiled, lambda: compiled.export_model().getvalue()
 
-    facts = ("openvino", openvino.__version__, sorted(config.items()))
+    abilities = sorted(core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))  # a file is for a processor with these
+    facts = ("openvino", openvino.__version__, abilities, sorted(config.items()))
     compiled = load_or_convert(program, facts, lambda data: core.import_model(io.BytesIO(data), "CPU", config), convert)
     if len(compiled.inputs) != len(inputs):
         raise UnsupportedError(f"OpenVINO has {len(compiled.inputs)} of its {len(inputs)} inputs")
