@@ -13,6 +13,7 @@ from builders import a_study, a_trial
 from torchwise.compile import tell_shares
 from torchwise.compile.backends import largest_parts, shares
 from torchwise.compile.backends.exported import compile_exported
+from torchwise.compile.backends.idle_dropout import take_out_idle_dropout
 from torchwise.compile.backends.named_operators import OperatorError
 from torchwise.compile.backends.pure_graph import PureGraph
 from torchwise.compile.compiled_plan import compile_plan
@@ -220,7 +221,20 @@ def write_beside_a_view(x: torch.Tensor) -> Any:
     return grow(seen) + seen * 2, y
 
 
-DROPPED = [write_to_dropped, write_to_its_view, return_dropped, write_across_parts, write_beside_a_view]
+def write_to_dropped_by_an_operator(x: torch.Tensor) -> Any:
+    same = torch.ops.aten.dropout.default(x, 0.5, False)
+    same.neg_()
+    return grow(x), same * 2
+
+
+DROPPED = [
+    write_to_dropped_by_an_operator,
+    write_to_dropped,
+    write_to_its_view,
+    return_dropped,
+    write_across_parts,
+    write_beside_a_view,
+]
 
 
 @pytest.mark.parametrize("call", DROPPED)
@@ -233,6 +247,17 @@ def test_dropout_that_is_off_returns_its_input(call: Callable[..., Any]) -> None
     assert [one is mine for one in found] == [one is own for one in expected]
     alike = [[a.data_ptr() == b.data_ptr() for b in several] for several in (found, expected) for a in several]
     assert alike[: len(found)] == alike[len(found) :]
+
+
+def test_an_operator_of_another_library_is_no_dropout() -> None:
+    def dropout(x: torch.Tensor, rate: float, training: bool) -> torch.Tensor:
+        return x * 2
+
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(dropout, (graph.placeholder("x"), 0.5, False)))
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    take_out_idle_dropout(module)
+    assert torch.equal(module(torch.ones(2)), torch.full((2,), 2.0))
 
 
 def test_dropout_whose_memory_is_not_known_leaves_its_graph_to_eager() -> None:

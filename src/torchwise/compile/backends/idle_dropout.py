@@ -14,7 +14,17 @@ from torchwise.compile.signature import is_strided
 from torchwise.errors import UnsupportedError
 
 Node = torch.fx.Node
-NAMES = ("dropout", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
+NAMES = {
+    *("dropout", "dropout1d", "dropout2d", "dropout3d"),
+    *("alpha_dropout", "feature_dropout", "feature_alpha_dropout"),
+}
+FUNCTIONS = {
+    getattr(place, name)
+    for place in (torch, torch.nn.functional, torch.ops.aten)
+    for name in NAMES
+    if hasattr(place, name)
+}
+"""PyTorch's own. An operator of the same name from another library may do anything."""
 VALUE = "example_value"
 
 
@@ -42,7 +52,7 @@ def take_out_idle_dropout(graph: torch.fx.GraphModule) -> None:
 
 def _is_idle(node: Node) -> bool:
     """Whether a node is dropout that returns its input."""
-    if node.op != "call_function" or getattr(node.target, "__name__", "") not in NAMES:
+    if node.op != "call_function" or getattr(node.target, "overloadpacket", node.target) not in FUNCTIONS:
         return False
     rate = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
     is_on = node.args[2] if len(node.args) > 2 else node.kwargs.get("training", node.kwargs.get("train", True))
