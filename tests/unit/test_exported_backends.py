@@ -94,7 +94,18 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "list": (lambda x: (torch._foreach_add_([x], 1), x + 1)[1], "writes to an input"),
     "expanded": (lambda x: (x + 1)[:1].expand(4, 4), "elements in the same memory"),
     "nothing": (lambda x: (x, 3), "PyTorch captured no graph|computes no tensor"),
+    "region": (lambda x: with_grad(lambda: x.add_(1)) * 2, "aten.add_.Tensor writes to an input"),
+    "random region": (lambda x: with_grad(lambda: x + torch.rand_like(x)) * 2, "aten.rand_like.default draws random"),
+    "assertion": (
+        lambda x: (torch._assert_async((x >= 0).all()), x + 1)[1],
+        "aten._assert_async.default raises an error",
+    ),
 }
+
+
+def with_grad(call: Callable[[], torch.Tensor]) -> torch.Tensor:
+    with torch.enable_grad():
+        return call()
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -104,6 +115,44 @@ def test_a_graph_that_does_more_than_compute_is_refused(case: str) -> None:
     with pytest.raises(UnsupportedError, match=rf"backend 'openvino' takes no part of the model: .*({reason})"):
         compile_by(call, compiler)(torch.rand(4, 4))
     assert not compiler.programs
+
+
+STRIDED: dict[str, tuple[Callable[..., Any], str]] = {
+    "copy in eager": (
+        lambda x: [w := x * 2, w.reshape(-1).add_(1)],
+        "which tensors it writes to depends on",
+    ),
+    "view in eager": (lambda x: [w := x * 2, w.t().reshape(-1).add_(1)], "which tensors it writes to depends on"),
+    "input": (lambda x: [x.t().contiguous().add_(1), x + 1], "which tensors it writes to depends on"),
+    "places": (lambda x: x.as_strided((2, 2), (1, 2)) + 1, "takes elements by their places in memory"),
+    "places between": (lambda x: (x + 1).as_strided((2, 2), (1, 2)) + 1, "takes elements by their places in memory"),
+}
+
+
+@pytest.mark.parametrize("case", STRIDED)
+def test_what_depends_on_strides_is_refused_where_the_code_has_others(case: str) -> None:
+    call, reason = STRIDED[case]
+    compiler = Interpreter()
+    with pytest.raises(UnsupportedError, match=rf"takes no part of the model: .*({reason})"):
+        compile_by(call, compiler)(torch.rand(3, 4).t())
+    assert not compiler.programs
+
+
+def test_elements_between_those_of_a_tensor_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="takes elements by their places in memory"):
+        compile_by(lambda x: (x * 2)[:, 1:].as_strided((2, 2), (1, 4)) + 1, Interpreter())(torch.rand(3, 4))
+
+
+def test_strides_that_change_no_write_are_taken() -> None:
+    """So is a network in channels_last whose activations write to their inputs."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu_(x * 2 - 1).flatten(1) + 1
+
+    compiler = Interpreter()
+    check_same(compile_by(call, compiler), call, torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    check_same(compile_by(rows := lambda x: (x + 1).as_strided((2, 4), (4, 1)), compiler), rows, torch.rand(3, 4))
+    assert len(compiler.programs) == 2
 
 
 def test_a_write_to_a_buffer_is_refused() -> None:

@@ -14,7 +14,7 @@ import torch
 
 from torchwise._torch.dispatch import OpOverload
 from torchwise._torch.symbols import varies
-from torchwise.compile.backends.pure_graph import list_arguments
+from torchwise.compile.backends.operator_problems import list_arguments
 from torchwise.errors import UnsupportedError
 
 Node = torch.fx.Node

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -16,19 +16,21 @@ from torch.fx.node import map_arg
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchwise._torch import dynamo
-from torchwise._torch.dispatch import OpOverload, draws_numbers
 from torchwise._torch.symbols import number_expression, number_hint, varies
 from torchwise.compile.backends.named_operators import OperatorError
+from torchwise.compile.backends.operator_problems import (
+    find_problems,
+    list_memory,
+    list_writes,
+    memory_of,
+)
 from torchwise.compile.signature import is_strided
 from torchwise.errors import UnsupportedError
 
 Node = torch.fx.Node
 CAT = torch.ops.aten.cat.default
-COPY_CONSTANT = torch.ops.aten.lift_fresh_copy.default
 MAX_SHARED = 1 << 28
 """Bytes of the memory of several outputs up to which they are compared element by element."""
-STATISTICS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
-"""Operators that write to running statistics, and the argument with which they do."""
 
 
 class PureGraph:
@@ -70,9 +72,9 @@ class PureGraph:
         self._inputs = [_value_of(placeholders[place]) for place in self._used]
         for place in self._used:
             _check_input(inputs[place], placeholders[place].name)
-        self.examples = [inputs[place].detach() for place in self._used]
-        if not keeps_strides:
-            self.examples = [one.contiguous() for one in self.examples]  # as `bind` passes them
+        self._as_given = [inputs[place].detach() for place in self._used]
+        self._is_moved = not keeps_strides and not all(one.is_contiguous() for one in self._as_given)
+        self.examples = [one if keeps_strides else one.contiguous() for one in self._as_given]  # as `bind` passes them
 
     def export(
         self, *, allows_random: bool = False, keeps_draws: bool = True, allows_complex: bool = False
@@ -87,20 +89,41 @@ class PureGraph:
         Raises:
             UnsupportedError: it has side effects, draws random numbers, or computes with complex numbers.
         """
+        program = self._export(self.examples)
+        problems = list(
+            find_problems(
+                program,
+                allows_random=allows_random,
+                keeps_draws=keeps_draws,
+                allows_complex=allows_complex,
+                is_moved=self._is_moved,
+            )
+        )
+        if problems:
+            raise OperatorError(problems[0][1], [node for node, _ in problems])
+        if self._is_moved and (writes := list_writes(program)):
+            self._check_same_writes(writes)
+        _drop_empty_parts(program)
+        _check_no_views(self.outputs, self._graph)
+        return program
+
+    def _export(self, examples: Sequence[torch.Tensor]) -> torch.export.ExportedProgram:
         shapes = [
             {dim: torch.export.Dim.DYNAMIC for dim, size in enumerate(value.shape) if varies(size)}
             for value in self._inputs
         ]
         with dynamo.while_exporting():
-            program = torch.export.export(self._module, tuple(self.examples), dynamic_shapes=tuple(shapes))
-        problems = list(
-            _find_problems(program, allows_random=allows_random, keeps_draws=keeps_draws, allows_complex=allows_complex)
-        )
-        if problems:
-            raise OperatorError(problems[0][1], [node for node, _ in problems])
-        _drop_empty_parts(program)
-        _check_no_views(self.outputs, self._graph)
-        return program
+            return torch.export.export(self._module, tuple(examples), dynamic_shapes=tuple(shapes))
+
+    def _check_same_writes(self, writes: list[list[int]]) -> None:
+        """Refuse writes that do not reach the tensors that they reach in eager.
+
+        The strides of the inputs decide whether `reshape` and its like copy.
+        """
+        if writes != list_writes(self._export(self._as_given)):
+            raise UnsupportedError(
+                "which tensors it writes to depends on the strides of its inputs: pass contiguous ones"
+            )
 
     def bind(self, run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]) -> Callable[..., list[Any]]:
         """Return a callable with the inputs and outputs of the whole graph, which has `run` compute."""
@@ -215,10 +238,10 @@ def _check_no_views(outputs: Sequence[torch.Tensor], graph: torch.fx.GraphModule
 
     Parts of one tensor that share no element, as `unbind` returns them, are as good as tensors of their own.
     """
-    given = set(_list_memory(graph.graph.nodes, ("placeholder", "get_attr")))
+    given = set(list_memory(graph.graph.nodes, ("placeholder", "get_attr")))
     shared = dict[StorageWeakRef, list[torch.Tensor]]()
     for value in outputs:
-        shared.setdefault(_memory_of(value), []).append(value)
+        shared.setdefault(memory_of(value), []).append(value)
     if any(memory in given or (len(parts) > 1 and _share_elements(parts)) for memory, parts in shared.items()):
         raise UnsupportedError("one of its outputs is a view of an input or of another output: return a clone of it")
 
@@ -237,15 +260,6 @@ def _share_elements(parts: Sequence[torch.Tensor]) -> bool:
             return True
         places.fill_(True)
     return False
-
-
-def _list_memory(nodes: Any, kinds: Sequence[str], key: str = "example_value") -> Iterator[StorageWeakRef]:
-    values = (node.meta.get(key) for node in nodes if node.op in kinds)
-    return (_memory_of(value) for value in values if isinstance(value, torch.Tensor) and is_strided(value))
-
-
-def _memory_of(tensor: torch.Tensor) -> StorageWeakRef:
-    return StorageWeakRef(tensor.untyped_storage())
 
 
 def _copy_computation(
@@ -314,47 +328,6 @@ def _overlaps(value: torch.Tensor) -> bool:
     return False
 
 
-def _find_problems(
-    program: torch.export.ExportedProgram, *, allows_random: bool, keeps_draws: bool, allows_complex: bool
-) -> Iterator[tuple[Node, str]]:
-    """Yield the nodes that another compiler would not compute as PyTorch does, with the reasons."""
-    own = set(_list_memory((node for node in program.graph.nodes if not _is_copied(node)), ("placeholder",), "val"))
-    for node in program.graph.nodes:
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and value.is_complex() and not allows_complex:
-            yield node, f"it computes with complex numbers ({node.target}), which the backend does not have"
-        if not isinstance(node.target, OpOverload):
-            continue
-        given = list_arguments(node)
-        is_random = draws_numbers(node.target, node.args, node.kwargs)
-        if is_random and allows_random and keeps_draws and not _is_used(node):  # the next draw would be another
-            yield node, f"{node.target} draws random numbers that nothing reads, and decomposing the graph drops it"
-        if is_random and not allows_random:
-            yield node, f"{node.target} draws random numbers, and the backend would draw others: use eval() for dropout"
-        written = [arg.name for arg in node.target._schema.arguments if arg.alias_info and arg.alias_info.is_write]
-        if any(_is_in(one, own) for name in written for one in _list(given.get(name))):
-            yield node, f"{node.target} writes to an input or a weight, and the backend only computes values"
-        turned_on = given.get(STATISTICS.get(str(node.target).split(".")[1], ""))
-        if turned_on is True and given.get("running_mean") is not None:
-            yield node, f"{node.target} writes to its running statistics: use eval()"
-
-
-def _is_copied(node: Node) -> bool:
-    """Whether a node is a constant that the program only reads to make tensors of its own, as `torch.tensor` does."""
-    return bool(node.users) and all(user.target is COPY_CONSTANT for user in node.users)
-
-
-def _is_used(node: Node) -> bool:
-    """Whether an output of the graph depends on a node, or on a tensor that it may write to."""
-    left = [node, *(node.all_input_nodes if node.target._schema.is_mutable else ())]  # type: ignore[union-attr]
-    seen = set(left)
-    while left:
-        new = set(left.pop().users) - seen
-        seen |= new
-        left += new
-    return any(one.op == "output" for one in seen)
-
-
 def _drop_empty_parts(program: torch.export.ExportedProgram) -> None:
     """Drop parts of concatenations that have the shape (0,), as an empty cache has.
 
@@ -368,20 +341,3 @@ def _drop_empty_parts(program: torch.export.ExportedProgram) -> None:
         if has_dtype and len(kept) < len(parts):
             node.update_arg(0, kept)
     program.graph_module.recompile()
-
-
-def list_arguments(node: Node) -> dict[str, Any]:
-    """Return the arguments of an operator by their names, with the defaults of those that are not given."""
-    assert isinstance(node.target, OpOverload)
-    parameters = node.target._schema.arguments
-    defaults = {one.name: one.default_value for one in parameters if one.has_default_value()}
-    return {**defaults, **dict(zip((one.name for one in parameters), node.args, strict=False)), **node.kwargs}
-
-
-def _is_in(node: Any, memory: set[StorageWeakRef]) -> bool:
-    value = node.meta.get("val") if isinstance(node, Node) else None
-    return isinstance(value, torch.Tensor) and _memory_of(value) in memory
-
-
-def _list(argument: Any) -> Sequence[Any]:
-    return argument if isinstance(argument, (tuple, list)) else (argument,)

@@ -15,7 +15,7 @@ import torch
 from torchwise._torch.symbols import varies
 from torchwise.compile.backends.index_checks import KEEPS_ALL, TAKES_PART, find_checks, name_of
 from torchwise.compile.backends.named_operators import OperatorError
-from torchwise.compile.backends.pure_graph import list_arguments
+from torchwise.compile.backends.operator_problems import list_arguments
 from torchwise.errors import UnsupportedError
 
 Node = torch.fx.Node

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from torchwise._torch.dispatch import OpOverload
-from torchwise.compile.backends.pure_graph import copy_to_strides, list_arguments
+from torchwise.compile.backends.operator_problems import list_arguments
+from torchwise.compile.backends.pure_graph import copy_to_strides
 from torchwise.compile.programs import pointwise
 from torchwise.compile.programs.kernels import Call, Kernel, Loop
 from torchwise.compile.programs.noise import draw_normal, draw_uniform

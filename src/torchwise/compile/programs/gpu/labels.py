@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchwise.compile.backends.pure_graph import list_arguments
+from torchwise.compile.backends.operator_problems import list_arguments
 from torchwise.compile.programs import pointwise
 from torchwise.compile.programs.gpu.axes import Axes, Dims
 from torchwise.compile.programs.lowering import name_of, shape_of

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from torchwise.compile.backends.pure_graph import list_arguments
+from torchwise.compile.backends.operator_problems import list_arguments
 from torchwise.compile.programs.gpu.axes import Axis, Dims
 from torchwise.compile.programs.gpu.labels import CONSTANTS, MOVED, PARTS, POINTWISE, Labels, reduced_dims
 from torchwise.compile.programs.gpu.loops import Loop
