@@ -188,6 +188,46 @@ def test_memory_is_shared_as_in_eager(call: Callable[..., Any]) -> None:
     torch.testing.assert_close(others, others_own)
 
 
+def read_around(x: torch.Tensor) -> Any:
+    y = grow(x)[:, ::2]
+    z = i0(x)
+    return grow(z), y.as_strided((4, 2), (4, 1)) * 2
+
+
+@pytest.mark.parametrize("names", [True, False])
+def test_elements_around_a_tensor_are_read_as_in_eager(names: bool) -> None:
+    compiled = compile_by(read_around, Interpreter(names=names))
+    check_same(compiled, read_around, torch.rand(4, 4))
+    assert "Eager runs the rest" in tell_shares()
+
+
+def test_a_change_of_form_in_place_leaves_its_graph_to_eager() -> None:
+    """The graph records the last form alone, which is not that of the part's answer."""
+
+    def call(x: torch.Tensor) -> Any:
+        y = grow(x)
+        z = i0(y)
+        y.t_()
+        return grow(y), z
+
+    told = r"no part of it is compiled, as it changes the shape or strides of a tensor in place \(t_\)"
+    with pytest.raises(UnsupportedError, match=told), torch.no_grad():
+        compile_by(call, Interpreter())(torch.rand(4, 3))
+
+
+def test_a_number_read_from_a_tensor_leaves_its_graph_to_eager() -> None:
+    """A part could not compute it again, as the tensor may be written to meanwhile."""
+
+    def call(x: torch.Tensor) -> Any:
+        y = grow(x)
+        number = y.sum().item()
+        return i0(y.mul_(2)) * number + grow(y)
+
+    told = r"it reads a number from a tensor \(item\)"
+    with torch._dynamo.config.patch(capture_scalar_outputs=True), pytest.raises(UnsupportedError, match=told):
+        compile_by(call, Interpreter())(torch.rand(4, 3))
+
+
 dropout = torch.nn.functional.dropout
 
 

@@ -18,6 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torchwise._torch.symbols import NUMBERS, number_expression, number_hint, varies
 from torchwise.compile.backends.pure_graph import find_strides
 from torchwise.compile.signature import is_strided
+from torchwise.compile.transforms.function_graphs.nodes import changes_form
 from torchwise.errors import UnsupportedError
 
 Node = torch.fx.Node
@@ -29,6 +30,8 @@ VIEWS = {
     *("contiguous", "to", "type", "type_as", "float", "double", "half", "bfloat16", "int", "long", "bool", "dropout"),
 }
 """Functions and methods that may return a part of their first argument's memory, and write nothing."""
+READS_CONTENTS = ("item", "tolist", "_local_scalar_dense")
+"""Functions and methods whose numbers depend on the contents of a tensor, and not on its sizes alone."""
 Compiled = Callable[..., Sequence[Any]]
 
 
@@ -53,7 +56,8 @@ def list_units(graph: torch.fx.GraphModule) -> list[tuple[Node, ...]]:
     """List the operators of a graph in their order, each with the nodes that take its answer apart.
 
     Raises:
-        UnsupportedError: a node changes the state of the process, such as autocast, and not only tensors.
+        UnsupportedError: a node changes the state of the process, such as autocast, and not only tensors. Or it changes
+            the shape of a tensor in place, or reads a number from one.
     """
     units, placed = list[tuple[Node, ...]](), set[Node]()
     for node in graph.graph.nodes:
@@ -63,6 +67,10 @@ def list_units(graph: torch.fx.GraphModule) -> list[tuple[Node, ...]]:
             continue
         if not (_is_known(_value_of(node)) or node.target is operator.setitem):
             raise UnsupportedError(f"it does more than compute tensors ({_name_of(node)})")
+        if changes_form(node):  # the graph records only the last form of a tensor, for all that was done before
+            raise UnsupportedError(f"it changes the shape or strides of a tensor in place ({_name_of(node)})")
+        if _name_of(node) in READS_CONTENTS:  # it cannot be computed again once the tensor is written to
+            raise UnsupportedError(f"it reads a number from a tensor ({_name_of(node)})")
         unit = (node, *_list_items(node))
         placed.update(unit)
         units.append(unit)
@@ -133,7 +141,7 @@ def _or_as_it_is(part: Part, compiled: Compiled) -> Compiled:
         try:
             return compiled(*given)
         except UnsupportedError:  # it looks at its inputs before it computes
-            found: Sequence[Any] = part.graph(*given)
+            found: Sequence[Any] = part.graph.forward(*given)
             return found
 
     return answer
@@ -183,10 +191,11 @@ def _list_varying(node: Node) -> list[Any]:
 def _choose_outputs(nodes: Sequence[Node], given: Iterable[Node]) -> tuple[list[Node], list[Node]]:
     """Return the nodes that a part must answer, and those that are made again outside of it, each in their order."""
     inside, memory_outside = set(nodes), {_memory_of(node) for node in given}
+    read_around = {_memory_of(one.all_input_nodes[0]) for one in nodes[0].graph.nodes if _reads_around(one)}
     wanted = {node for node in nodes if any(user not in inside for user in node.users)}
     while True:
         memory = Counter(map(_memory_of, wanted))
-        shared = {one for one, times in memory.items() if one in memory_outside or times > 1} - {None}
+        shared = {one for one, times in memory.items() if one in memory_outside | read_around or times > 1} - {None}
         again = {node for node in wanted if _is_made_again(node, shared)}
         more = {one for node in again for one in node.all_input_nodes if one in inside} - wanted
         if not more:
@@ -201,6 +210,11 @@ def _is_made_again(node: Node, shared: set[StorageWeakRef | None]) -> bool:
             raise UnsupportedError(f"it passes an answer of {_name_of(node)} on that is no tensor")
         return True
     return _is_view(node) and (_memory_of(node) in shared or not _can_be_answered(value))
+
+
+def _reads_around(node: Node) -> bool:
+    """Whether a node may read memory around a tensor, which the answer of a compiler does not have."""
+    return "as_strided" in _name_of(node) and bool(node.all_input_nodes)
 
 
 def _can_be_answered(value: torch.Tensor) -> bool:
@@ -262,7 +276,9 @@ def _memory_of(node: Node) -> StorageWeakRef | None:
 def _make_example(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value if isinstance(value, (int, float)) else number_hint(value)
-    sizes = [number_hint(size) for size in value.shape]
-    if None in sizes:
+    sizes, strides = ([*map(number_hint, given)] for given in (value.shape, value.stride()))
+    if None in sizes or None in strides:
         raise UnsupportedError("one of its sizes depends on the contents of a tensor")
-    return torch.zeros(sizes, dtype=value.dtype, device=value.device)  # type: ignore[arg-type]
+    ends: list[Any] = [size and (size - 1) * (stride or 0) for size, stride in zip(sizes, strides, strict=True)]
+    memory = torch.zeros(1 + sum(ends), dtype=value.dtype, device=value.device)
+    return memory.as_strided(sizes, strides)  # type: ignore[arg-type]

@@ -10,7 +10,6 @@ The stretches that repeat are found as for `scope: rolled` (`loop_rolling.repeti
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -26,7 +25,15 @@ from torch.fx import Graph, Node
 from torchwise._torch.dispatch import size_of
 from torchwise.compile.loop_rolling.graph_index import COMPUTES, is_fixed, is_whole
 from torchwise.compile.loop_rolling.repetitions import MAX_TURNS, Repetition, repetitions
-from torchwise.compile.transforms.function_graphs.nodes import VALUE, name_of, raw_name, sets_mode, value_of, writes
+from torchwise.compile.transforms.function_graphs.nodes import (
+    VALUE,
+    changes_form,
+    name_of,
+    raw_name,
+    sets_mode,
+    value_of,
+    writes,
+)
 from torchwise.errors import UnsupportedError
 from torchwise.workload import pytree
 
@@ -80,7 +87,7 @@ def find_loops(graph: Graph) -> list[IndependentLoop]:
         UnsupportedError: there is none, or they are too small a part of the graph, or a tensor changes its form in
             place, with the reason.
     """
-    if changing := next((node for node in graph.nodes if _changes_form(node)), None):
+    if changing := next((node for node in graph.nodes if changes_form(node)), None):
         raise UnsupportedError(f"{raw_name(changing)}_ changes the shape or strides of a tensor in place")
     search = _Search([node for node in list_in_order(graph) if node.op in COMPUTES])
     stretches = repetitions(search.labels, search.verify, least_body=1)
@@ -303,23 +310,6 @@ class _Search:
 
 def _join_storages(nodes: Any) -> frozenset[int]:
     return frozenset().union(*map(storages_of, nodes))
-
-
-def _changes_form(node: Node) -> bool:
-    """Whether a function changes the shape, the strides or the gradient of a tensor that others hold, too.
-
-    Parts that were taken before it are others than those that are taken after it.
-    """
-    return writes(node) and (
-        torch.Tag.inplace_view in getattr(node.target, "tags", ()) or _is_inplace_view(raw_name(node))
-    )
-
-
-@functools.cache
-def _is_inplace_view(name: str) -> bool:
-    packet: Any = getattr(torch.ops.aten, f"{name}_", None) if name else None
-    tags = (getattr(packet, one).tags for one in packet.overloads()) if packet is not None else ()
-    return name == "requires_grad" or any(torch.Tag.inplace_view in one for one in tags)
 
 
 def _values(node: Node) -> list[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Iterator, Sequence
@@ -167,6 +168,23 @@ def writes(node: Node) -> bool:
         return True
     is_method = name.endswith("_") and not name.endswith("__")
     return is_method or name.strip("_") in _WRITES or is_operator_that_writes(node.target)
+
+
+def changes_form(node: Node) -> bool:
+    """Whether a function changes the shape, the strides or the gradient of a tensor that others hold, too.
+
+    Parts that were taken before it are others than those that are taken after it.
+    """
+    return writes(node) and (
+        torch.Tag.inplace_view in getattr(node.target, "tags", ()) or _is_inplace_view(raw_name(node))
+    )
+
+
+@functools.cache
+def _is_inplace_view(name: str) -> bool:
+    packet: Any = getattr(torch.ops.aten, f"{name}_", None) if name else None
+    tags = (getattr(packet, one).tags for one in packet.overloads()) if packet is not None else ()
+    return name == "requires_grad" or any(torch.Tag.inplace_view in one for one in tags)
 
 
 def sets_mode(node: Node) -> bool:
