@@ -342,6 +342,19 @@ def test_a_part_that_refuses_its_inputs_is_answered_by_its_operators() -> None:
     assert refused
 
 
+def test_a_graph_after_others_is_answered_by_its_operators() -> None:
+    """The whole model would write to the input a second time."""
+
+    def call(x: torch.Tensor, places: torch.Tensor) -> Any:
+        x.add_(1)
+        torch._dynamo.graph_break()
+        return grow(x)[places]
+
+    compiled = compile_by(call, Interpreter())
+    check_same(compiled, call, torch.ones(3), torch.tensor([1, 2]))
+    check_same(compiled, call, torch.ones(3), torch.tensor([1, -1]))
+
+
 def test_sizes_go_into_parts_and_out_of_them() -> None:
     def call(x: torch.Tensor) -> torch.Tensor:
         twice = x.shape[0] * 2

@@ -109,6 +109,7 @@ class Parts:
             has_known_memory = True
             compiled, operators = self._compile(graph, inputs), count_operators(graph.graph.nodes)
             share = Share(self._name, operators, operators, 1)
+            compiled = self._keep_operators(graph, compiled)
         except torch.OutOfMemoryError:  # which no other graph would have
             raise
         except Exception as error:  # a compiler may raise any error, and parts or the graph itself still run
@@ -125,6 +126,23 @@ class Parts:
             if added := [one for one in list_conditions(program) if one not in conditions]:
                 raise UnsupportedError(f"its code holds only for sizes with {added[0]}: keep shapes static")
         return compiled
+
+    def _keep_operators(self, graph: torch.fx.GraphModule, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the code of a graph, which refuses calls that it is not for if the model has no other graph.
+
+        Then your model answers the whole call. Otherwise graphs before it may have written to inputs or drawn numbers.
+        So the graph's own operators answer in its place.
+        """
+
+        def answer(*given: Any) -> Any:
+            try:
+                return compiled(*given)
+            except UnsupportedError:
+                if self._share.parts == 1 and not self._share.reasons:
+                    raise
+                return graph.forward(*given)
+
+        return answer
 
     def _take_parts(
         self, graph: torch.fx.GraphModule, inputs: Sequence[Any], refusal: Exception, *, may_be_cut: bool
