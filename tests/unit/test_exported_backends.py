@@ -622,6 +622,19 @@ def test_a_part_of_an_input_is_an_index_by_itself() -> None:
         [check([torch.tensor([[9, 99], [0, 50]])], "it") for check in checks]
 
 
+def test_indices_in_a_region_or_a_branch_are_refused() -> None:
+    """An index beyond the table would get an answer there, and no error."""
+    table = torch.randn(9, 4)
+
+    def choose(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x, ids: table[ids] + x, lambda x, ids: table[ids] * x, (x, ids))
+
+    for call in (choose, lambda x, ids: with_grad(lambda: table[ids]) + x):
+        compiled = compile_by(call, Interpreter(), Plan(backend="onnxruntime"))
+        with pytest.raises(UnsupportedError, match="it has indices inside a branch or a region"):
+            compiled(torch.ones(4), torch.tensor([1, 2]))
+
+
 def test_all_compilers_but_inductors_check_indices() -> None:
     compiled = compile_by(TABLE, Interpreter(), Plan(backend="onnxruntime"))
     with pytest.raises(UnsupportedError, match="onnxruntime can take 0 to 8"):

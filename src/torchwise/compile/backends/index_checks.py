@@ -14,7 +14,8 @@ import torch
 
 from torchwise._torch.dispatch import OpOverload
 from torchwise._torch.symbols import varies
-from torchwise.compile.backends.operator_problems import list_arguments
+from torchwise.compile.backends.named_operators import OperatorError
+from torchwise.compile.backends.operator_problems import list_arguments, list_graphs
 from torchwise.errors import UnsupportedError
 
 Node = torch.fx.Node
@@ -65,7 +66,13 @@ def find_checks(program: torch.export.ExportedProgram, widest: range | None) -> 
     """Return the checks of the inputs of a program: of those that are indices, and of all of 64 bits for `widest`.
 
     Indices that the model computes have none.
+
+    Raises:
+        UnsupportedError: a branch, a loop or a region has indices, which are not followed to inputs.
     """
+    for graph, caller in list_graphs(program):
+        if caller is not None and any(True for node in graph.nodes for _ in _list_indices(node)):
+            raise OperatorError("it has indices inside a branch or a region, which are not checked there", [caller])
     places = {str(name): place for place, name in enumerate(program.graph_signature.user_inputs)}
     found: dict[tuple[int, tuple[Node, ...]], range] = {}
     for node in program.graph.nodes:
