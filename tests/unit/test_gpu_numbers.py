@@ -65,6 +65,16 @@ def check_comparison(call: Callable[[torch.Tensor], torch.Tensor], dtype: torch.
     assert not kernels.left
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64, torch.bool], ids=str)
+def test_numbers_become_bfloat16_by_way_of_float32(dtype: torch.dtype, kernels: Kernels) -> None:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return (x + x).bfloat16() * 2 if dtype is not torch.bool else (x | x).bfloat16() * 2
+
+    x = torch.tensor([[0.1, 0.3, 1.0], [2.0, 70.0, -0.1]]).to(dtype)
+    check(compile_call(call, x), Case(call, lambda _: (), tolerance=1e-2), (x,))
+    assert not kernels.left
+
+
 LONG = 10**9
 RANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "features": lambda x: (x + torch.arange(0, 5 * LONG, LONG)).sum(-1) * 2,

@@ -127,6 +127,8 @@ def write_cast(text: str, source: torch.dtype, to: torch.dtype) -> str:
     """Return a number as one of another type."""
     if source is to:
         return text
+    if to in (torch.float16, torch.bfloat16) and source is not torch.float32:  # as PyTorch does
+        text = f"({text}).to(tl.float32)"
     return f"({text} != 0)" if to is torch.bool else f"({text}).to({TYPES[to]})"
 
 
