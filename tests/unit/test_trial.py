@@ -47,7 +47,7 @@ from torchwise.trial import (
 )
 from torchwise.trial.full_graph import require_full_graph
 from torchwise.trial.inspection import inspect
-from torchwise.trial.launcher import WAITING
+from torchwise.trial.launcher import WAITING, _describe_place
 from torchwise.trial.worker import MessageKind, UserError
 
 TARGETS = Path(__file__).parent.parent / "targets" / "misbehaving.py"
@@ -108,6 +108,16 @@ def test_a_hang_is_ended_at_the_limit_with_all_its_children(launcher: ProcessLau
     # has no command line any more.
     names = [" ".join(psutil.Process(pid).cmdline()) for pid in after - before if psutil.pid_exists(pid)]
     assert all("forkserver" in name or "resource_tracker" in name for name in filter(None, names)), names
+
+
+@pytest.mark.parametrize(
+    ("file", "shown"),
+    [("/venv/lib/site-packages/torch/nn/linear.py", "torch/nn/linear.py"), ("/home/me/model.py", "/home/me/model.py")],
+)
+def test_the_place_of_a_hang_names_a_library_without_its_folder(file: str, shown: str) -> None:
+    stacks = 'Thread 0x1:\n  File "/other.py", line 1 in run\n\nCurrent thread 0x2 (most recent call first):\n'
+    assert _describe_place(f'{stacks}  File "{file}", line 134 in forward\n') == f", in forward ({shown}:134)"
+    assert _describe_place("killed") == ""
 
 
 def test_a_hang_is_ended_with_the_command_that_asked_for_it(launcher: ProcessLauncher) -> None:

@@ -57,6 +57,8 @@ TELLING_S = 2.0
 _INNERMOST = re.compile(
     r'^Current thread .*\n  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE
 )
+_INSTALLED = re.compile(r".*(?:site|dist)-packages/", re.DOTALL)
+"""The folder of installed packages, which tells a reader less than their own names do."""
 MAX_TRACEBACK = 8000
 
 OnStage = Callable[[str], None]
@@ -268,8 +270,7 @@ class _Conversation:
 
     def _make_timeout_failure(self) -> Failure:
         stacks = self._stacks()
-        innermost = _INNERMOST.search(stacks)
-        place = f", in {innermost['function']} ({innermost['file']}:{innermost['line']})" if innermost else ""
+        place = _describe_place(stacks)
         if self._compile_deadline < self._deadline:
             passed = f"passed the compile time-out of {self._limits.compile_s:g} s{self._limits.compile_note}"
         else:
@@ -374,3 +375,11 @@ def _clean_start(imports: str) -> Iterator[None]:
                 sys.modules["__main__"] = main
             for name, value in before.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _describe_place(stacks: str) -> str:
+    """Return where a worker was by the stacks of its threads, or "" if these do not tell."""
+    innermost = _INNERMOST.search(stacks)
+    if innermost is None:
+        return ""
+    return f", in {innermost['function']} ({_INSTALLED.sub('', innermost['file'])}:{innermost['line']})"
