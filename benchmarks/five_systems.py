@@ -23,7 +23,7 @@ from torchwise.records.benchmark import Benchmark, Row
 PROGRAMS = {
     "energy_flow": (
         *("neuron", "carrier", "fused_step", "storage", "processor", "padded_processor", "rollout"),
-        *("dynamic_rollout", "embedding_mapper"),
+        *("dynamic_rollout", "embedding_mapper", "storage_in_place"),
     ),
     "ivhl": (
         *("field_superposition", "vortex_field", "intensity", "mera_layer", "tensor_network", "gft_network"),
