@@ -225,6 +225,16 @@ def test_the_command_has_the_calls_of_the_search_where_it_expected_more_than_cam
     assert printed_command(run("--apply", "3", "7"))[:3] == ["--tune", "--calls", "20"]
 
 
+def test_these_calls_are_of_the_module_with_the_most_time(tmp_path: Path) -> None:
+    many = make_decision(torch.sin, Plan(threads=1))
+    many = replace(many, baseline_s=1e-6, workload=replace(many.workload, calls=1000))
+    long = replace(many, baseline_s=1.0, workload=replace(many.workload, calls=20))
+    placed = [PlacedPlans("Many", many, None), PlacedPlans("Long", long, None)]
+    for seen, told in ((19, 20), (20, None)):
+        options = _repeat_options(placed, "Many", {"Many": 1, "Long": seen}, str(tmp_path / "missing.db"))
+        assert options["calls"] == told
+
+
 def test_the_command_has_the_metric_where_the_module_draws_nothing() -> None:
     fixed = make_decision(torch.sin, Plan(threads=1), torch.ones(3, 4))
     noisy = replace(fixed, workload=replace(fixed.workload, metric="distribution"))

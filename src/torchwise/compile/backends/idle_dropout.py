@@ -37,7 +37,8 @@ def take_out_idle_dropout(graph: torch.fx.GraphModule) -> None:
     Raises:
         UnsupportedError: the memory of what is computed from an answer is not known.
     """
-    for node in [one for one in graph.graph.nodes if _is_idle(one)]:
+    idle = [one for one in graph.graph.nodes if _is_idle(one)]
+    for node in idle:
         source = node.args[0] if node.args else node.kwargs["input"]
         given, answer = source.meta.get(VALUE), node.meta.get(VALUE)
         if not all(isinstance(one, torch.Tensor) and is_strided(one) for one in (given, answer)):
@@ -47,7 +48,8 @@ def take_out_idle_dropout(graph: torch.fx.GraphModule) -> None:
         _move(graph, given, answer)
         node.replace_all_uses_with(source)
         graph.graph.erase_node(node)
-    graph.recompile()
+    if idle:
+        graph.recompile()
 
 
 def _is_idle(node: Node) -> bool:

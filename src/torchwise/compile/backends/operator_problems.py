@@ -30,11 +30,11 @@ def find_problems(
     """Yield the nodes that another compiler would not compute as PyTorch does, with the reasons.
 
     Args:
-        program: it.
-        allows_random: as for `PureGraph.export`, and so are the next two. Such a compiler also has
-            PyTorch raise errors and read memory.
-        keeps_draws: see there.
-        allows_complex: see there.
+        program: the graph of a call, with those of its branches and regions.
+        allows_random: whether PyTorch draws the random numbers (see `PureGraph.export`). It then also runs assertions
+            and `as_strided`, so that these are no problems.
+        keeps_draws: whether draws that nothing reads must stay (see `PureGraph.export`).
+        allows_complex: whether the compiler has complex numbers.
         is_moved: whether its inputs lie in memory otherwise than those of eager.
     """
     for graph, caller in list_graphs(program):

@@ -21,12 +21,13 @@ ATTENTION = {
     "flash_attention_3": ("take_flash_3", "FlashAttention 3 is asked first for fused attention"),
     "flash_attention_4": ("take_flash_4", "FlashAttention 4 is asked first for fused attention"),
 }
+IN_PYTORCH: tuple[tuple[str, ...], str] = ((), "")
 PACKAGES = {
     "flash_attention_3": (
-        "flash_attn_interface",
+        ("flash_attn_interface",),
         "--no-build-isolation 'git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper'",
     ),
-    "flash_attention_4": ("flash_attn.cute", "--pre flash-attn-4"),
+    "flash_attention_4": (("flash_attn.cute",), "--pre flash-attn-4"),
 }
 """The packages of kernels that do not come with PyTorch, by the names that are imported, and what installs them."""
 
@@ -76,8 +77,8 @@ register(
             stage=Stage.SETTING,
             find_problems=find_problems,
             not_ahead="PyTorch chooses the kernel of attention while the model runs",
-            packages=PACKAGES[name][:1] if name in PACKAGES else (),
-            install=PACKAGES[name][1] if name in PACKAGES else "",
+            packages=PACKAGES.get(name, IN_PYTORCH)[0],
+            install=PACKAGES.get(name, IN_PYTORCH)[1],
         )
         for name, (function, summary) in ATTENTION.items()
     ),
