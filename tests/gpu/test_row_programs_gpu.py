@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -65,3 +67,48 @@ def test_a_cluster_shares_the_products_of_few_rows(
             inputs[0].mul_(-1)
             wanted = multiply(*(one.double() for one in inputs))
     assert set(launched) == {cluster}
+
+
+def test_calls_after_the_first_are_started_by_the_driver(monkeypatch, tmp_path) -> None:
+    """On any stream and thread, in a graph, and with new numbers each time. Other inputs are left to Triton."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    by_triton = []
+    answer = launch.Launch.__call__
+    monkeypatch.setattr(launch.Launch, "__call__", lambda self, args: by_triton.append(len(args)) or answer(self, args))
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ weight) @ weight + torch.randn_like(x) * 1e-9
+
+    x, weight = torch.randn(4, 64, device="cuda"), torch.randn(64, 64, device="cuda").div(8)
+    with torch.no_grad():
+        compiled = compile_plan(
+            call, Plan(backend="row_programs"), Example((x, weight)), device="cuda", mode="inference"
+        )
+        fast = compiled.call
+        fast(x, weight)
+        by_triton.clear()
+
+        def check_one(given: torch.Tensor) -> None:
+            assert (fast(given, weight) - call(given.double(), weight.double())).abs().max() < 1e-4
+
+        for _ in range(5):
+            x.mul_(-0.9)
+            check_one(x)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            check_one(x)
+        thread = threading.Thread(target=torch.no_grad()(check_one), args=(x,))
+        thread.start()
+        thread.join()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = fast(x, weight)
+        for _ in range(3):
+            x.mul_(0.9)
+            graph.replay()
+            assert (found - call(x.double(), weight.double())).abs().max() < 1e-4
+        assert by_triton == []
+        check_one(torch.randn(4 * 64 + 1, device="cuda")[1:].view(4, 64))
+        assert len(by_triton) == 1
+    compiled.close()

@@ -45,6 +45,38 @@ def test_noise_is_drawn_in_the_kernel_anew_for_each_number_step_and_call(kernels
     assert float((torch.corrcoef(numbers) - torch.eye(5)).abs().max()) < 0.13
 
 
+def test_tensors_of_one_form_share_the_work_of_four(kernels: Kernels) -> None:
+    functions = [torch.sin, torch.cos, torch.tanh, torch.sigmoid, torch.abs]
+    draws = [torch.randn_like] * 5 + [torch.rand_like] * 2
+
+    def call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = [x]
+        for number, draw in enumerate(draws):
+            found.append(functions[number % 5](found[-1]) + draw(x))
+        return tuple(found[1:])
+
+    found = compile_call(call, torch.zeros(3000), plan=Plan(backend="row_programs"))(torch.zeros(3000))
+    assert kernels.source.count("= draw_randn(") == 2
+    assert kernels.source.count("= draw_rand(") == 2  # one of them in a function
+    before = [torch.zeros(3000), *found]
+    numbers = torch.stack([one - functions[n % 5](before[n]) for n, one in enumerate(found)])
+    assert float((torch.corrcoef(numbers) - torch.eye(7)).abs().max()) < 0.1
+    assert ((numbers[:5].std(1) > 0.9) & (numbers[:5].std(1) < 1.1)).all()
+    assert ((numbers[5:] > -1e-6) & (numbers[5:] < 1 + 1e-6)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_numbers_of_16_bits_are_rounded(dtype: torch.dtype, kernels: Kernels) -> None:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return x + (torch.randn_like(x) + torch.randn_like(x))
+
+    x = torch.zeros(2000, dtype=dtype)
+    drawn = compile_call(call, x, plan=Plan(backend="row_programs"))(x)
+    assert drawn.dtype is dtype
+    assert 1.3 < float(drawn.float().std()) < 1.53
+    assert len(kernels) == 1
+
+
 def test_uniform_numbers_are_in_their_range(kernels: Kernels) -> None:
     def call(x: torch.Tensor) -> torch.Tensor:
         return x + torch.rand_like(x) * 2 - 1

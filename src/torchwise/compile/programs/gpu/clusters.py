@@ -17,8 +17,8 @@ def launch_cluster(
     given: Sequence[torch.Tensor],
     constants: Mapping[str, Any],
     settings: Mapping[str, Any],
-) -> None:
-    """Launch a kernel with a cluster of programs in each place of a grid.
+) -> Any:
+    """Launch a kernel with a cluster of programs in each place of a grid, and return it as Triton compiled it.
 
     Triton's own clusters (`num_ctas`) cut each tile among their programs. So the kernel is compiled for programs that
     are alone, and only its launch is told how many of them are a cluster. They need compute capability 9.0.
@@ -40,3 +40,4 @@ def launch_cluster(
         raise UnsupportedError(f"Triton launches kernels by {packed}, where the size of a cluster is not known")
     compiled.packed_metadata = (packed[0], programs, packed[2])
     compiled[grid](*given, *constants.values())
+    return compiled

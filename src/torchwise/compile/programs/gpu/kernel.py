@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from torchwise._torch.dispatch import OpOverload
-from torchwise.compile.programs.gpu.draws import draw
+from torchwise.compile.programs.gpu.draws import HEADER as DRAWING
+from torchwise.compile.programs.gpu.draws import SEED, draw
 from torchwise.compile.programs.gpu.labels import DRAWS, PARTS
 from torchwise.compile.programs.gpu.loops import Loop
 from torchwise.compile.programs.gpu.lowering import Lowering, key_of
@@ -56,14 +57,14 @@ class KernelText:
         source: of a module with the function `kernel`.
         rows: the number of rows.
         tables: constants of loops, which it is passed after the outputs.
-        draws: the number of tensors of random numbers, for each of which it is passed a seed after the tables.
-        work: numbers of each row that the programs of a cluster share, for which it is passed memory after the seeds.
+        draws: whether it draws random numbers, for which it is passed a seed after the tables.
+        work: numbers of each row that the programs of a cluster share, for which it is passed memory after the seed.
     """
 
     source: str
     rows: int
     tables: tuple[tuple[float, ...], ...]
-    draws: int
+    draws: bool
     work: int = 0
 
 
@@ -105,7 +106,7 @@ class Writer:
         self._store_known()
         if self._waiting:
             raise UnsupportedError("an output is made of some repetitions of a loop")
-        return KernelText(self._assemble(), self._count_rows(), tuple(self._tables), self._draws, self._tiles.work)
+        return KernelText(self._assemble(), self._count_rows(), tuple(self._tables), self._draws > 0, self._tiles.work)
 
     def _assemble(self) -> str:
         names = [*self._program.parameters, *(f"t{number}" for number in range(len(self._tables)))]
@@ -120,13 +121,14 @@ class Writer:
                 *head,
             ]
         head = ["part = tl.program_id(0)", *head] if is_shared else head
+        head = [f"{SEED} = tl.load(seeds)", *head] if self._draws else head
         lines = [
             "@triton.jit",
             f"def kernel({', '.join(names)}, BLOCK: tl.constexpr, PRECISION: tl.constexpr):",
             *(f"    {line}" for line in head),
             *self._tiles.lines,
         ]
-        return HEADER + (MEETING if is_shared else "") + "\n".join(lines) + "\n"
+        return HEADER + (DRAWING if self._draws else "") + (MEETING if is_shared else "") + "\n".join(lines) + "\n"
 
     def _count_rows(self) -> int:
         count = 1
@@ -151,7 +153,7 @@ class Writer:
             return
         given = self._read_all(node, steps, tables)
         if name in DRAWS:
-            self._values[node] = draw(self._lowering, node, self._labels.dims(node), self._add_seed())
+            self._values[node] = draw(self._lowering, node, self._labels.dims(node), self._number_draw)
         elif name in PARTS or name == "native_layer_norm":
             self._parts[node] = lower_parts(self._lowering, node, self._labels.parts(node), given)
         else:
@@ -267,11 +269,11 @@ class Writer:
             user not in inside and user not in self._program.hidden and user.op != "output" for user in users
         ) or any(one.node is loop.bodies[-1][place] for one in self._waiting)
 
-    def _add_seed(self) -> str:
-        """Return the address of the seed of a draw. In a loop each repetition has one of its own."""
+    def _number_draw(self) -> str:
+        """Return the number of a draw. In a loop each repetition has one of its own."""
         first, times = self._draws, self._times
         self._draws += times
-        return f"seeds + {first}" if times == 1 else f"seeds + {first} + {self._tiles.loop}"
+        return str(first) if times == 1 else f"{self._tiles.loop} + {first}"
 
     def _add_table(self, numbers: Sequence[float]) -> str:
         found = tuple(map(float, numbers))

@@ -20,6 +20,7 @@ import torch
 from torchwise._torch import inductor
 from torchwise._torch.hopper import is_hopper
 from torchwise.compile.programs.build import write_whole
+from torchwise.compile.programs.gpu import direct
 from torchwise.compile.programs.gpu.clusters import launch_cluster
 from torchwise.compile.programs.gpu.forms import Form, Work, list_forms
 from torchwise.compile.programs.gpu.kernel import KernelText, Writer
@@ -33,12 +34,71 @@ TUNING_S = 20.0
 """Seconds after which no further form of a kernel is compiled, once one works. Of several kernels each has a share, the
 second half of it, the third a third, as a program of many would otherwise be tuned for minutes."""
 MOST_SEED = 2**31 - 1
+BY_TRITON = "torchwise: Triton starts each call of a kernel: %s"
+Prototype = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""Sizes, strides and type of a tensor."""
 CALLS, ROWS = 10, 5
 """Timed calls of each form in a row, and rows of them."""
 
 
-Launch = Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
-"""Takes the inputs of a kernel, launches it, and returns its outputs."""
+class Launch:
+    """A form of a kernel. It takes the inputs, launches the kernel by Triton, and returns its outputs.
+
+    Args:
+        kernel: a function of Triton.
+        text: that of the function.
+        form: it.
+        rows: of the program.
+        outputs: sizes, strides and type of each output.
+        device: of all tensors.
+    """
+
+    def __init__(
+        self, kernel: Any, text: KernelText, form: Form, rows: int, outputs: Sequence[Prototype], device: torch.device
+    ) -> None:
+        self._kernel, self._form, self._outputs, self._device = kernel, form, outputs, device
+        self._programs = -(-rows // form.block)
+        self._tables = [torch.tensor(one, dtype=torch.float64, device=device) for one in text.tables]
+        self._draws, self._work = text.draws, text.work * form.block
+        self._draw_seed = functools.partial(torch.randint, MOST_SEED, (1,), device=device)
+        self._compiled: Any = None
+
+    def __call__(self, args: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Return the outputs."""
+        device, form, grid = self._device, self._form, (self._programs, 1, 1)
+        made = tuple(
+            torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in self._outputs
+        )
+        constants = {"BLOCK": form.block, "PRECISION": form.precision}
+        settings = {**constants, "num_warps": form.warps, "num_stages": 1}
+        with torch.cuda.device(device if device.type == "cuda" else -1):  # on which Triton launches
+            seeds = [self._draw_seed()] if self._draws else []
+            shared = [allocate_work(self._work, device)] if self._work else []
+            given = (*args, *made, *self._tables, *seeds, *shared)
+            if form.cluster > 1:
+                self._compiled = launch_cluster(self._kernel, form.cluster, grid, given, constants, settings)
+            else:
+                self._compiled = self._kernel[grid](*given, **settings)
+        return made
+
+    def start_directly(self, region: Any, args: Sequence[torch.Tensor]) -> None:
+        """Have a region start the kernel without Triton, which is faster.
+
+        Args:
+            region: of `direct.make_region`.
+            args: the inputs of the last call.
+
+        Raises:
+            UnsupportedError: that cannot be with this kernel, or on this machine.
+        """
+        driver, device = direct.find_driver(self._device), self._device
+        given = len(args) + len(self._outputs) + len(self._tables) + self._draws + bool(self._work)
+        compiled = direct.read_compiled(self._compiled, self._programs, self._form.cluster, given)
+        prototypes = [direct.make_prototype(*one, device) for one in self._outputs]
+        if self._work:
+            prototypes.append(direct.make_prototype((self._work,), (1,), torch.float32, device))
+        draw = self._draw_seed if self._draws else None
+        direct.set_kernel(region, driver, compiled, args, prototypes, len(self._outputs), self._tables, draw)
 
 
 class Kernel:
@@ -66,6 +126,7 @@ class Kernel:
         self._lock = threading.Lock()
         self._refusal: UnsupportedError | None = None
         self._launch: Launch | None = None
+        self._is_tried = False  # whether the driver may start it
         self._texts: dict[tuple[int, bool, int], KernelText] = {}
         first = self._write(64, True)  # refuses what has no code, before any call
         passed = max((program.labels.axes.size(one.axis) for one in program.passes.values()), default=0)
@@ -77,11 +138,33 @@ class Kernel:
         It also answers those that are captured in a CUDA graph before the kernel is tuned: nothing can be timed then,
         and Triton would compile during the capture.
         """
+        region: Any = None
 
         def call(*args: torch.Tensor) -> Any:
-            return self(*args) if self._fits(args) and self._is_ready() else original(*args)
+            if not (self._fits(args) and self._is_ready()):
+                return original(*args)
+            found = self(*args)
+            if region is not None and not self._is_tried:
+                self._start_directly(region, args)
+            return found
 
-        return call
+        try:
+            region = direct.make_region(call)
+        except UnsupportedError as error:
+            logger.info(BY_TRITON, error)
+        bound: Callable[..., Any] = call if region is None else region
+        return bound
+
+    def _start_directly(self, region: Any, args: Sequence[torch.Tensor]) -> None:
+        with self._lock:  # two threads may have made the first call
+            if self._is_tried:
+                return
+            self._is_tried = True
+        assert self._launch is not None
+        try:
+            self._launch.start_directly(region, args)
+        except UnsupportedError as error:
+            logger.info(BY_TRITON, error)
 
     def _is_ready(self) -> bool:
         return self._launch is not None or not is_capturing(self._device)
@@ -151,28 +234,7 @@ class Kernel:
 
     def _make_launch(self, form: Form, device: torch.device) -> Launch:
         text = self._write(form.most, form.uses_dot, form.cluster)
-        kernel = load_kernel(text.source)
-        grid = (-(-self.work.rows // form.block), 1, 1)
-        tables = [torch.tensor(one, dtype=torch.float64, device=device) for one in text.tables]
-        shapes, draws, work = self._outputs, text.draws, text.work * form.block
-        constants = {"BLOCK": form.block, "PRECISION": form.precision}
-        settings = {**constants, "num_warps": form.warps, "num_stages": 1}
-
-        def launch(args: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-            made = tuple(
-                torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in shapes
-            )
-            with torch.cuda.device(device if device.type == "cuda" else -1):  # on which Triton launches
-                seeds = [torch.randint(MOST_SEED, (draws,), device=device)] if draws else []
-                shared = [allocate_work(work, device)] if work else []
-                given = (*args, *made, *tables, *seeds, *shared)
-                if form.cluster > 1:
-                    launch_cluster(kernel, form.cluster, grid, given, constants, settings)
-                else:
-                    kernel[grid](*given, **settings)
-            return made
-
-        return launch
+        return Launch(load_kernel(text.source), text, form, self.work.rows, self._outputs, device)
 
 
 def list_allowed(work: Work, device: torch.device, *, allows_tf32: bool) -> list[Form]:

@@ -68,6 +68,10 @@ class Value:
     tiles: dict[tuple[int, ...], Tile] = field(default_factory=dict)
 
 
+Scope = tuple[dict[tuple[object, ...], Tile], dict[tuple[object, ...], list[Value]]]
+"""The tiles that are loaded, and the random numbers that are drawn and not used, by what they are."""
+
+
 class Tiles:
     """Writes the body of a kernel.
 
@@ -87,6 +91,7 @@ class Tiles:
         self.head: dict[str, None] = {}
         self._names = itertools.count()
         self._loaded: dict[tuple[object, ...], Tile] = {}
+        self.spare: dict[tuple[object, ...], list[Value]] = {}
         self.indent = 0
         self.loop: str | None = None
         self._passed: dict[Axis, str] = {}
@@ -287,18 +292,19 @@ class Tiles:
         self.head.setdefault(f"row{axis} = {f'({text}) % {self.axes.size(axis)}' if place else text}")
         return f"row{axis}"
 
-    def begin_scope(self) -> dict[tuple[object, ...], Tile]:
-        """Begin a loop, whose tiles are unknown after it. Return those that are known before, for `end_scope`."""
-        kept = dict(self._loaded)
+    def begin_scope(self) -> Scope:
+        """Begin a loop, whose tiles are unknown after it. Return what is known before, for `end_scope`."""
+        kept = dict(self._loaded), self.spare
+        self.spare = {}  # numbers that are drawn before a loop would be the same in all of its repetitions
         self.indent += 1
         return kept
 
-    def end_scope(self, kept: dict[tuple[object, ...], Tile]) -> None:
+    def end_scope(self, kept: Scope) -> None:
         """End a loop."""
-        self._loaded = kept
+        self._loaded, self.spare = kept
         self.indent -= 1
 
-    def begin_pass(self, axis: Axis) -> dict[tuple[object, ...], Tile]:
+    def begin_pass(self, axis: Axis) -> Scope:
         """Begin a loop over the parts of an axis, all of one width. Return the argument of `end_pass`."""
         size = self.axes.size(axis)
         width = min(self._most, 1 << (size - 1).bit_length())
@@ -311,7 +317,7 @@ class Tiles:
             self.write(f"{mask} = {name} + {self.range(segment)} < {size}")
         return kept
 
-    def end_pass(self, axis: Axis, kept: dict[tuple[object, ...], Tile]) -> None:
+    def end_pass(self, axis: Axis, kept: Scope) -> None:
         """End a loop over the parts of an axis."""
         del self._passed[axis]
         self.end_scope(kept)
