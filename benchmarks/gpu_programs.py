@@ -1,8 +1,9 @@
 """Programs of many short kernels on a GPU: row programs beside eager, captures, and Inductor in its modes.
 
 Each plan is verified, and timed against eager in alternation in processes of its own, as in a search. A row of the
-table has the speed-ups over eager, and that of row programs over the best other way, with 95 % intervals. With --allow
-lower-precision all plans multiply in TF32, programs without products are left out, and the results have another file.
+table has the speed-ups over eager, and those of row programs, captured or not, over the best other way and over the
+best mode of `torch.compile`, with 95 % intervals. With --allow lower-precision all plans multiply in TF32, programs
+without products are left out, and the results have another file.
 
 A plan whose compile takes over --timeout is cut off, which does not say that it is slow. If a plain compile by Inductor
 is cut off, other plans that compile the same whole graph are not begun. The table names both, and their number.
@@ -23,7 +24,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,16 @@ from torchwise.plan import Plan
 from torchwise.records import FailureKind, Outcome, Trial, TrialState
 from torchwise.records import format as show
 from torchwise.records.candidates import Row, rows
+from torchwise.records.statistics import Interval
 
 CALLS = 10_000_000
-OWN = "row programs"
+OWN, OWN_CAPTURED = "row programs", "row programs, captured"
 NO_GRAPHS = "max-autotune-no-cudagraphs"
 INDUCTOR = Plan(backend="inductor")
 CAPTURED = INDUCTOR.with_choice("capture", "call")
 PLANS = {
-    OWN: Plan(backend="row_programs", capture="call"),
+    OWN: Plan(backend="row_programs"),
+    OWN_CAPTURED: Plan(backend="row_programs", capture="call"),
     "captured": Plan(capture="call"),
     "inductor, captured": CAPTURED,
     "reduce-overhead": INDUCTOR.with_choice("mode", "reduce-overhead"),
@@ -55,6 +58,8 @@ PLANS = {
     "coordinate descent, captured": CAPTURED.with_choice("options", ("coordinate_descent_tuning", True)),
     "rolled, captured": CAPTURED.with_choice("scope", "rolled"),
 }
+MODES = ("reduce-overhead", "max-autotune")
+"""Modes of `torch.compile`, as a user would pick them by hand."""
 PLAIN = ("inductor, captured", "reduce-overhead")
 """Plans of which no other one that compiles the whole graph takes less time to compile."""
 CUT_OFF, NOT_BEGUN, DISTURBED = "cut off", "not begun", "disturbed"
@@ -128,11 +133,16 @@ def list_plans(device: str, allow: str) -> dict[str, Plan]:
 
 
 def fit_device(plans: dict[str, Plan], device: str) -> dict[str, Plan]:
-    """Return plans for a device: on a CPU those that are left without CUDA graphs and options of Triton."""
+    """Return plans for a device: on a CPU those that are left without CUDA graphs and options of Triton, each once."""
     if device != "cpu":
         return dict(plans)
     kept = {name: plan for name, plan in plans.items() if plan.mode in ("default", NO_GRAPHS) and not plan.options}
-    return {name: one for name, plan in kept.items() if not (one := replace(plan, capture="none")).is_eager}
+    found: dict[str, Plan] = {}
+    for name, plan in kept.items():
+        without = replace(plan, capture="none")
+        if not without.is_eager and without not in found.values():
+            found[name] = without
+    return found
 
 
 def lowers(allow: str) -> bool:
@@ -269,7 +279,7 @@ def write_row(name: str, row: dict[str, Any], plans: list[str]) -> str:
     """Return the line of a program in the table."""
     cells = [write_cell(row["plans"].get(key)) for key in plans]
     eager = f"{row['eager_s'] * 1e6:.0f}" if row["eager_s"] else show.NONE
-    return f"| {name} | {eager} | {' | '.join([*cells, compare(row, plans)])} |"
+    return f"| {name} | {eager} | {' | '.join([*cells, compare(row, plans), compare_with_modes(row)])} |"
 
 
 def write_cell(cell: Cell | None) -> str:
@@ -282,13 +292,31 @@ def write_cell(cell: Cell | None) -> str:
 
 def compare(row: dict[str, Any], plans: list[str]) -> str:
     """Return the speed of row programs over the best other way, and how many ways have no time to compare with."""
-    ratio = over_best({"plans": dict(row["plans"])})
+    others = [key for key in plans if key not in (OWN, OWN_CAPTURED)]
+    ratio = compare_own(row, others)
     if ratio is None:
         return show.NONE
-    others = [key for key in plans if key != OWN]
     untimed = sum("speedup" not in row["plans"].get(key, {}) for key in others)
     rest = f", {untimed} of {len(others)} others without a time" if untimed else ""
     return f"{show.speedup(ratio[0])} ({ratio[1]}{rest})"
+
+
+def compare_with_modes(row: dict[str, Any]) -> str:
+    """Return the speed of row programs over the best mode of `torch.compile`."""
+    if not any("speedup" in row["plans"].get(key, {}) for key in MODES):
+        return show.NONE
+    ratio = compare_own(row, MODES)
+    return show.NONE if ratio is None else f"{show.speedup(ratio[0])} ({ratio[1]})"
+
+
+def compare_own(row: dict[str, Any], others: Sequence[str]) -> tuple[Interval, str] | None:
+    """Return the speed of row programs, captured or not, over the best of other ways, and the name of that."""
+    timed = {key: cell for key, cell in row["plans"].items() if "speedup" in cell}
+    own = [timed[key] for key in (OWN, OWN_CAPTURED) if key in timed]
+    if not own:
+        return None
+    best = max(own, key=lambda cell: float(cell["speedup"][1]))
+    return over_best({"plans": {OWN: best, **{key: timed[key] for key in others if key in timed}}})
 
 
 def summarize(found: dict[str, dict[str, Any]], plans: list[str], options: argparse.Namespace) -> list[str]:
@@ -299,8 +327,8 @@ def summarize(found: dict[str, dict[str, Any]], plans: list[str], options: argpa
         f"{here.gpu or here.cpu}, torch {here.torch}, {options.date}, {products}. Speed-ups over eager, with 95 % "
         "intervals.",
         "",
-        f"| program | eager, µs | {' | '.join(plans)} | row programs over the best other way |",
-        "|---" * (len(plans) + 3) + "|",
+        f"| program | eager, µs | {' | '.join(plans)} | row programs over the best other way | over the best mode |",
+        "|---" * (len(plans) + 4) + "|",
         *(write_row(name, row, plans) for name, row in found.items()),
     ]
     untimed = [

@@ -1,9 +1,10 @@
 """Calls whose sizes vary: plans found for sizes that were never given, beside PyTorch's own ways and plans of one size.
 
 A program is tuned on one size with `sizes="varying"`, and then called at sizes that no example had. Each answer is
-verified against eager first. Ratios are of eager's time to the time of each way, paired within rounds, with 95 %
-bootstrap intervals. "static" compiles the same plan for one size each, as the best that a plan could be. A compilation
-is a graph that Inductor compiled for the way, at all sizes together.
+verified first: it must be about as near to that of float64 as eager's is. Ratios are of eager's time to the time of
+each way, paired within rounds, with 95 % bootstrap intervals. "static" compiles the same plan for one size each, as the
+best that a plan could be. A compilation is a call that had to compile, of all sizes together. If the call breaks into
+several graphs, it compiles them all.
 
 The processor of `energy_flow` keeps its flows in slots, so that its inputs keep their sizes. The number of live flows
 changes inside the call. It is tuned as it is given.
@@ -22,6 +23,7 @@ import argparse
 import copy
 import functools
 import json
+import math
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +34,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.utils import counters
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import torchwise
 from torchwise.compile import compile_plan
@@ -48,6 +51,8 @@ SHARE = 0.95
 MAX_COMPILATIONS = 3
 HALF = 0.5
 """Share of the speed-up of a plan of one size that the plan for all sizes must have."""
+MOST_TIMES, LEAST_ERROR = 4.0, 1e-5
+"""An answer may differ from that of float64 by so many times eager's difference and this, relative to its largest."""
 FIELD_SIZES = [(grid, sources) for grid in (512, 1000, 2048, 4096, 8192) for sources in (10, 20, 50)]
 FLOWS = (3, 17, 64, 100, 200, 333, 512)
 LIVE = (8, 5, 1, 3, 0, 7)
@@ -92,7 +97,8 @@ def main() -> int:
     known: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else {}
     done = {name: section for name, section in known.items() if {**here, **section}.items() >= here.items()}
     programs = [p for p in list_programs(options.device) if not options.only or p.name in options.only]
-    with torch.no_grad():
+    # By default PyTorch compiles nothing more after eight functions with the same code, as those of `renewed` have.
+    with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16):
         for program in programs:
             if program.name in done or time.monotonic() > end:
                 continue
@@ -161,7 +167,7 @@ def compare(program: Program, device: str, budget: float) -> tuple[list[str], st
         "torch.compile": torch.compile(renewed(call)),
         "dynamic=True": torch.compile(renewed(call), dynamic=True),
     }
-    compiled = dict.fromkeys([*ways, "static"], 0)
+    compiled, graphs = dict.fromkeys([*ways, "static"], 0), dict.fromkeys([*ways, "static"], 0)
     rows = ["| size | eager, us | " + " | ".join([*ways, "static"]) + " |", "|---|---|" + "---|" * (len(ways) + 1)]
     worst = 1.0
     for size in program.sizes:
@@ -171,11 +177,14 @@ def compare(program: Program, device: str, budget: float) -> tuple[list[str], st
         # A plan that serves all sizes serves one as a plan for one size does, but for its code.
         one = compile_plan(static, replace(plan, shapes="static"), Example(given), device=device, mode="inference")
         racers = {**ways, "static": one.call}
-        expected = call(*given)
+        expected = compute_in_float64(call, given)
+        allowed = MOST_TIMES * find_error(call(*given), expected) + LEAST_ERROR
         for name, racer in racers.items():
             before = counters["stats"]["unique_graphs"]
-            torch.testing.assert_close(racer(*given), expected, rtol=1e-3, atol=1e-4)
-            compiled[name] += counters["stats"]["unique_graphs"] - before
+            error = find_error(racer(*given), expected)
+            assert error <= allowed, f"{name} has an error of {error:.1e} at {size}, of which {allowed:.1e} is allowed"
+            graphs[name] += (made := counters["stats"]["unique_graphs"] - before)
+            compiled[name] += made > 0
         samples = race({"eager": call, **racers}, given, device)
         ratios = {name: ratio_interval(samples["eager"], samples[name]) for name in racers}
         worst = min(worst, ratios["ours"].mid / ratios["static"].mid)
@@ -186,11 +195,29 @@ def compare(program: Program, device: str, budget: float) -> tuple[list[str], st
     share = 1 - statistics.fallback_rate
     summary = (
         f"Plan: {plan}. It answered {share:.1%} of the calls. Compilations: "
-        + ", ".join(f"{name} {count}" for name, count in compiled.items())
+        + ", ".join(f"{name} {count} ({graphs[name]} graphs)" for name, count in compiled.items())
         + f". Least share of the static plan's speed-up at a size: {worst:.2f}."
     )
     is_good = share >= SHARE and compiled["ours"] <= MAX_COMPILATIONS and worst >= HALF
     return rows, summary, is_good
+
+
+def compute_in_float64(call: Any, args: tuple[Any, ...]) -> Any:
+    """Return the answer as it is without the rounding of float32. cuDNN's RNNs on a GPU round to TF32 by default."""
+    exact = copy.deepcopy(call).double() if isinstance(call, torch.nn.Module) else call
+    return exact(*tree_map_only(torch.Tensor, lambda one: one.double() if one.is_floating_point() else one, args))
+
+
+def find_error(found: Any, expected: Any) -> float:
+    """Return the largest difference, relative to the largest number of its tensor."""
+    errors = [0.0]
+    for one, other in zip(tree_leaves(found), tree_leaves(expected), strict=True):
+        if isinstance(other, torch.Tensor) and other.is_floating_point():
+            difference = (one.to(other.dtype) - other).abs()
+            errors += [float(difference.max() / other.abs().max().clamp(min=1e-30))] if one.numel() else []
+        elif isinstance(other, torch.Tensor):
+            errors.append(0.0 if torch.equal(one, other) else math.inf)
+    return max(errors)
 
 
 def renewed(call: Any) -> Callable[..., Any]:

@@ -74,7 +74,7 @@ def test_all_plans_are_within_the_numerics_and_lower_ones_multiply_in_tf32(gpu: 
     plans = gpu.list_plans("cuda", allow)
     assert all(Numerics.of(allow).allows(numerics_of(plan)) for plan in plans.values())
     assert {plan.precision for plan in plans.values()} == {"tf32" if allow == "lower-precision" else "native"}
-    assert len(set(plans.values())) == len(plans) == 8
+    assert len(set(plans.values())) == len(plans) == 9
     assert gpu.choose_plans(None, plans) == list(plans)
 
 
@@ -82,6 +82,7 @@ def test_a_cpu_has_the_plans_without_cuda_graphs(gpu: ModuleType) -> None:
     plans = gpu.list_plans("cpu", "same-precision")
     assert plans["row programs"] == Plan(backend="row_programs")
     assert "captured" not in plans
+    assert len(set(plans.values())) == len(plans)
     assert "coordinate descent, captured" not in plans
     assert {(plan.capture, plan.is_eager) for plan in plans.values()} == {("none", False)}
     assert {plan.mode for plan in plans.values()} == {"default", "max-autotune-no-cudagraphs"}
@@ -132,7 +133,8 @@ def test_a_plain_compile_that_is_cut_off_spares_others_of_the_same_graph(
     row: dict[str, Any] = {"eager_s": None, "plans": {}}
     plans = gpu.list_plans("cuda", "same-precision")
     assert list(gpu.measure_missing("zoo:a", row, plans, OPTIONS, float("inf"))) == list(plans)
-    assert measured == ["row programs", "captured", "inductor, captured", "rolled, captured"]
+    own = ["row programs", "row programs, captured"]
+    assert measured == [*own, "captured", "inductor, captured", "rolled, captured"]
     assert row["plans"]["max-autotune"]["said"] == "not begun"
     assert "inductor, captured was cut off" in row["plans"]["max-autotune"]["why"]
     assert row["eager_s"] == 1e-3
@@ -239,7 +241,7 @@ def test_the_table_names_each_plan_without_a_time(gpu: ModuleType) -> None:
     assert line.startswith(
         "| neural_ode | 2000 | 12.0× [11.8, 12.2] | 3.00× [2.94, 3.06] | cut off at 90 s | not tried |"
     )
-    assert line.endswith("(captured, 2 of 3 others without a time) |")
+    assert line.endswith("(captured, 2 of 3 others without a time) | – |")
     assert "slower" not in line
     lines = gpu.summarize(
         {"neural_ode": row}, names, Namespace(device="cpu", date="2026-11-29", allow="same-precision")
@@ -250,7 +252,17 @@ def test_the_table_names_each_plan_without_a_time(gpu: ModuleType) -> None:
 
 def test_no_ratio_is_told_without_a_time_of_row_programs(gpu: ModuleType) -> None:
     plans = {"row programs": cut_off(), "captured": timed(3.0)}
-    assert gpu.write_row("gru", {"eager_s": 1e-3, "plans": plans}, [*plans]).endswith("| 3.00× [2.94, 3.06] | – |")
+    assert gpu.write_row("gru", {"eager_s": 1e-3, "plans": plans}, [*plans]).endswith("| 3.00× [2.94, 3.06] | – | – |")
+
+
+def test_the_better_of_captured_and_not_is_compared_with_all_ways_and_with_the_modes(gpu: ModuleType) -> None:
+    plans = {"row programs": timed(6.0), "row programs, captured": timed(12.0), "captured": timed(4.0)}
+    plans |= {"reduce-overhead": timed(3.0), "max-autotune": timed(2.0)}
+    cells = gpu.write_row("policy", {"eager_s": 1e-3, "plans": plans}, list(plans)).split("|")
+    assert cells[-3].startswith(" 3.00× ")
+    assert cells[-3].endswith("(captured) ")
+    assert cells[-2].startswith(" 4.00× ")
+    assert cells[-2].endswith("(reduce-overhead) ")
 
 
 def test_a_later_run_adds_plans_to_a_row_and_each_numerics_has_its_file(
