@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from torchwise._torch import native
 from torchwise._torch.modules import DOES_NO_MORE
 from torchwise.compile.forward_entry import BY_TORCH, calls_forward_alone
 from torchwise.records import Decision
@@ -60,6 +61,13 @@ class _Entered(threading.local):
 _entered = _Entered()
 
 
+@functools.cache
+def _enter(kind: type) -> type:
+    """Return a class of wrappers, whose calls compiled checks take where there are any."""
+    native.enter(kind, BY_TORCH if DOES_NO_MORE else None, has_hooks=issubclass(kind, torch.nn.Module))
+    return kind
+
+
 class PlanWrapper(Wrapper):
     """A wrapper around one plan."""
 
@@ -84,7 +92,7 @@ class OptimizedModule(PlanWrapper, torch.nn.Module):
 
     def __new__(cls, original: torch.nn.Module, *_: Any, **__: Any) -> OptimizedModule:
         """Make one of a class that also has the methods that the original's class overrides."""
-        made: OptimizedModule = super().__new__(like(cls, type(original)))
+        made: OptimizedModule = super().__new__(_enter(like(cls, type(original))))
         return made
 
     def _hold(self, served: Served) -> None:
@@ -201,6 +209,7 @@ class OptimizedFunction(PlanWrapper):
     """Runs a function by a decided plan. See `Dispatcher`."""
 
     def _hold(self, served: Served) -> None:
+        _enter(OptimizedFunction)
         functools.update_wrapper(self, served.original, updated=())
         super()._hold(served)
 

@@ -105,3 +105,19 @@ def make_watch(closely: Callable[[], Any], *, is_boolean: bool) -> Watch | None:
         return None
     watch: Watch = checks.Watch(closely, is_boolean)
     return watch
+
+
+def enter(kind: type, by_torch: object, *, has_hooks: bool) -> None:
+    """Have compiled checks, if there are any, take the calls of a class of wrappers.
+
+    They answer those of a decision for eager, before which next to nothing may stand, and leave others to the
+    `__call__` of the class, which stays in Python. To assign that attribute takes the calls back.
+
+    Args:
+        kind: the class.
+        by_torch: the call of a module for which its `_call_impl` will do, or None if none is.
+        has_hooks: whether wrappers have hooks of their own, as modules do, which must be empty.
+    """
+    checks = load_checks()
+    if checks is not None:
+        checks.enter(kind, has_hooks, by_torch)

@@ -5,6 +5,7 @@
 //
 // All types take part in Python's garbage collection, as a check refers to the model that it checks.
 
+#include "entry.h"
 #include "recognizer.h"
 #include "watch.h"
 
@@ -58,6 +59,7 @@ PyModuleDef_Slot module_slots[] = {{Py_mod_exec, reinterpret_cast<void*>(fill_mo
 #endif
                                    {0, nullptr}};
 PyMethodDef module_methods[] = {{"configure", configure, METH_VARARGS, "Find the place of the tensor in its object."},
+                                {"enter", enter, METH_VARARGS, "Take the calls of a class of wrappers."},
                                 {nullptr, nullptr, 0, nullptr}};
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "torchwise_calls", nullptr, 0, module_methods,
                           module_slots,          nullptr,           nullptr, nullptr};

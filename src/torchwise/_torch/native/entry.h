@@ -1,0 +1,124 @@
+// The call of a wrapper whose decision is to stay with eager. It counts the call, and hands it on.
+//
+// It takes the slot of `__call__` in a class of wrappers, whose attribute of that name stays as it is in Python. So a
+// compiler that reads the class finds code that it can trace. All other calls are left to the slot that was there.
+#pragma once
+
+#include "form.h"
+
+namespace {
+
+constexpr Py_ssize_t MOST_ARGUMENTS = 32;
+ternaryfunc call_in_python = nullptr;  // the slot of every class that has a `__call__` in Python
+PyObject* call_by_torch = nullptr;     // the `__call__` of a module for which its `_call_impl` will do, or None
+
+struct Names {
+  PyObject *torchwise, *is_eager_only, *statistics, *stayed, *original, *call, *call_impl, *compiled, *one;
+  PyObject* hooks[4];
+};
+Names names;
+
+bool make_names() {
+  if (names.one != nullptr) return true;
+  struct {
+    PyObject** to;
+    const char* text;
+  } all[] = {{&names.torchwise, "_torchwise"},
+             {&names.is_eager_only, "is_eager_only"},
+             {&names.statistics, "statistics"},
+             {&names.stayed, "stayed"},
+             {&names.original, "original"},
+             {&names.call, "__call__"},
+             {&names.call_impl, "_call_impl"},
+             {&names.compiled, "_compiled_call_impl"},
+             {&names.hooks[0], "_forward_hooks"},
+             {&names.hooks[1], "_forward_pre_hooks"},
+             {&names.hooks[2], "_backward_hooks"},
+             {&names.hooks[3], "_backward_pre_hooks"}};
+  for (auto& name : all) {
+    if ((*name.to = PyUnicode_InternFromString(name.text)) == nullptr) return false;
+  }
+  return (names.one = PyLong_FromLong(1)) != nullptr;
+}
+
+// The attributes of an object of one of our own classes, or null.
+Ref find_attributes(PyObject* object) {
+  Ref found(PyObject_GenericGetDict(object, nullptr));
+  if (!found) PyErr_Clear();
+  return found && PyDict_CheckExact(found.get()) ? std::move(found) : Ref();
+}
+
+// Count a call that stays with eager, and return the original, or null if the method in Python has to take the call.
+Ref count_eager(PyObject* wrapper, bool has_hooks) {
+  Ref own = find_attributes(wrapper);
+  if (!own) return Ref();
+  for (PyObject* name : names.hooks) {
+    PyObject* hooks = has_hooks ? PyDict_GetItemWithError(own.get(), name) : nullptr;
+    if (has_hooks && (hooks == nullptr || !PyDict_Check(hooks) || PyDict_GET_SIZE(hooks) != 0)) return Ref();
+  }
+  PyObject* object = PyDict_GetItemWithError(own.get(), names.torchwise);
+  Ref served = object == nullptr ? Ref() : find_attributes(object);
+  if (!served || PyDict_GetItemWithError(served.get(), names.is_eager_only) != Py_True) return Ref();
+  Ref original = Ref::to(PyDict_GetItemWithError(served.get(), names.original));
+  PyObject* statistics = PyDict_GetItemWithError(served.get(), names.statistics);
+  if (!original || statistics == nullptr) return Ref();
+  Ref stayed(PyObject_GetAttr(statistics, names.stayed));
+  Ref more(stayed ? PyNumber_Add(stayed.get(), names.one) : nullptr);
+  return more && PyObject_SetAttr(statistics, names.stayed, more.get()) == 0 ? std::move(original) : Ref();
+}
+
+// Whether the call of a module is PyTorch's own, which does no more than its `_call_impl`.
+bool calls_plainly(PyObject* original) {
+  if (_PyType_Lookup(Py_TYPE(original), names.call) != call_by_torch) return false;
+  Ref compiled(PyObject_GetAttr(original, names.compiled));
+  if (!compiled) PyErr_Clear();
+  return compiled.get() == Py_None;
+}
+
+PyObject* call_wrapper(PyObject* wrapper, PyObject* args, PyObject* keywords, bool has_hooks) {
+  Ref original = count_eager(wrapper, has_hooks);
+  if (!original) {
+    PyErr_Clear();
+    return call_in_python(wrapper, args, keywords);
+  }
+  Py_ssize_t given = PyTuple_GET_SIZE(args);
+  if (!has_hooks || given >= MOST_ARGUMENTS || !calls_plainly(original.get())) {
+    return PyObject_Call(original.get(), args, keywords);
+  }
+  Ref call(PyObject_GetAttr(original.get(), names.call_impl));
+  if (!call) return nullptr;
+  if (!PyMethod_Check(call.get())) return PyObject_Call(call.get(), args, keywords);
+  PyObject* handed[MOST_ARGUMENTS] = {PyMethod_GET_SELF(call.get())};  // a bound method would do so by itself, slower
+  for (Py_ssize_t at = 0; at < given; ++at) handed[at + 1] = PyTuple_GET_ITEM(args, at);
+  return PyObject_VectorcallDict(PyMethod_GET_FUNCTION(call.get()), handed, static_cast<size_t>(given + 1), keywords);
+}
+
+PyObject* call_module(PyObject* wrapper, PyObject* args, PyObject* keywords) {
+  return call_wrapper(wrapper, args, keywords, true);
+}
+
+PyObject* call_function(PyObject* wrapper, PyObject* args, PyObject* keywords) {
+  return call_wrapper(wrapper, args, keywords, false);
+}
+
+// enter(class of wrappers, whether they have hooks as modules do, PyTorch's own `__call__` or None)
+PyObject* enter(PyObject*, PyObject* args) {
+  PyObject *type = nullptr, *by_torch = nullptr;
+  int has_hooks = 0;
+  if (!PyArg_ParseTuple(args, "O!pO", &PyType_Type, &type, &has_hooks, &by_torch) || !make_names()) return nullptr;
+  auto* kind = reinterpret_cast<PyTypeObject*>(type);
+  if (kind->tp_call == call_module || kind->tp_call == call_function) Py_RETURN_NONE;
+  if (!PyType_HasFeature(kind, Py_TPFLAGS_HEAPTYPE) || kind->tp_call == nullptr ||
+      (call_in_python != nullptr && kind->tp_call != call_in_python)) {
+    PyErr_SetString(PyExc_TypeError, "the class has no __call__ in Python");
+    return nullptr;
+  }
+  call_in_python = kind->tp_call;
+  PyObject* before = std::exchange(call_by_torch, Py_NewRef(by_torch));
+  Py_XDECREF(before);
+  kind->tp_call = has_hooks ? call_module : call_function;
+  PyType_Modified(kind);
+  Py_RETURN_NONE;
+}
+
+}  // namespace
