@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -118,6 +119,23 @@ def test_a_known_call_is_answered_without_its_signature(monkeypatch: pytest.Monk
         for other in ((x.double(), y), (x, y[:, :1]), (x, x), (x.t().contiguous().t(), y)):
             with pytest.raises(AssertionError):
                 compiled(*other)
+
+
+def test_a_known_call_runs_no_code_of_dynamo(native_checks: object) -> None:
+    """Compiled code would tell the profiler when its graph begins, in a function that Dynamo may not compile."""
+    x, weight = torch.randn(4, 8), torch.randn(8, 8)
+    with torch.no_grad():
+        call = compile_call(lambda x, weight: torch.tanh(linear(x, weight)) + 1, x, weight)
+        wanted, files = call(x, weight), list[str]()
+        call(x, weight)
+        sys.setprofile(lambda frame, event, _: files.append(frame.f_code.co_filename) if event == "call" else None)
+        try:
+            found = call(x, weight)
+        finally:
+            sys.setprofile(None)
+    assert torch.equal(found, wanted)
+    assert files
+    assert not [one for one in files if "_dynamo" in one or one.endswith("_compile.py")]
 
 
 @pytest.mark.parametrize("dim", [0, 1])

@@ -286,7 +286,7 @@ def while_compiling(
         accumulated_recompile_limit=1 << 16,
         **({} if plan.backend == "inductor" else _FOR_OTHERS),
     )
-    with settings, contextlib.ExitStack() as stack:
+    with settings, dynamo.patch_traces(), contextlib.ExitStack() as stack:
         if freezes_weights(plan):  # PyTorch ignores it as an option, and gradients must be off
             stack.enter_context(inductor.patch_config({"freezing": True}))
             stack.enter_context(torch.no_grad())
