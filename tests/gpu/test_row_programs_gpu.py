@@ -98,9 +98,12 @@ def test_calls_after_the_first_are_started_by_the_driver(monkeypatch, tmp_path) 
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             check_one(x)
+        assert by_triton == []
         thread = threading.Thread(target=torch.no_grad()(check_one), args=(x,))
         thread.start()
         thread.join()
+        assert len(by_triton) <= 1  # a thread has no context before its first work on a GPU
+        by_triton.clear()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             found = fast(x, weight)

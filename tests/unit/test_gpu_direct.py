@@ -64,7 +64,7 @@ int get_capture(void* stream, int* found) {
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The driver's two functions, and what they were called with."""
+    """The driver's two functions, and the values of their last call."""
     folder: Path = tmp_path_factory.mktemp("driver")
     text, made = folder / "driver.c", folder / "driver.so"
     text.write_text(DRIVER)
@@ -74,7 +74,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @dataclass
 class Started:
-    """A kernel that the driver starts, and what it was told."""
+    """A kernel that the driver starts, and its calls."""
 
     library: Any
     call: Callable[..., Any]

@@ -29,7 +29,7 @@ INTEGER, UNSIGNED, FLOAT, BFLOAT, BOOL = 0, 1, 2, 4, 6
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """What starts kernels.
+    """The functions that start kernels, and the context that they do it in.
 
     Attributes:
         start: the address of `cuLaunchKernelEx`.
@@ -56,7 +56,7 @@ class Compiled:
         threads: of a program.
         shared: bytes that a program shares.
         cluster: programs of a cluster.
-        owner: what keeps it loaded.
+        owner: the object that keeps it loaded.
     """
 
     function: int
@@ -96,7 +96,7 @@ def find_address(function: Any) -> int:
 
 
 def read_compiled(kernel: Any, programs: int, cluster: int, given: int) -> Compiled:
-    """Read what a start needs to know of a kernel.
+    """Read the facts of a kernel that a start needs.
 
     Args:
         kernel: as Triton's launch returned it.
