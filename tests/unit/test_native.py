@@ -18,7 +18,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+import torchwise
 from fuzz import changes
 from fuzz.calls import run
 from live_decisions import make_decision
@@ -27,6 +29,7 @@ from torchwise._torch import native
 from torchwise._torch.native import library as libraries
 from torchwise._torch.native.compiler import compile_checks
 from torchwise._torch.native.library import Library, UnusableError
+from torchwise.cli import app
 from torchwise.compile import Recognizer, make_recognizer, signature_of
 from torchwise.compile.guards.module_guard import make_quick_check
 from torchwise.errors import UnsupportedError
@@ -509,3 +512,23 @@ def test_a_dict_that_holds_tensors_beside_its_items_is_left_to_python(checks: st
     assert isinstance(recognizer, Recognizer)
     assert recognizer((X, items), {})
     assert not recognizer((X, Items(a=1)), {}), "whose items count"
+
+
+def test_a_search_compiles_them_before_its_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class BegunError(Exception):
+        pass
+
+    def begin(*_: Any, **__: Any) -> Any:
+        order.append("search")
+        raise BegunError
+
+    order: list[str] = []
+    monkeypatch.setattr(native, "ensure_compiled", lambda _tell: order.append("checks"))
+    monkeypatch.setattr("torchwise.study.run_study", begin)
+    monkeypatch.setattr("torchwise.bench.run_benchmark", begin)
+    with pytest.raises(BegunError):
+        torchwise.tune(torch.nn.Linear(8, 8).eval(), (X,), progress=False, store=str(tmp_path / "study.db"))
+    words = [["tune", "zoo:tutorial.fusion_demo@small"], ["bench", "zoo:tutorial.fusion_demo@small"]]
+    for command in words:
+        assert isinstance(CliRunner().invoke(app, command).exception, BegunError)
+    assert order == ["checks", "search"] * 3

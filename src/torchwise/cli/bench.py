@@ -232,6 +232,7 @@ def _run(
     `keep` saves the timed rows of a run to its end in the store, where they replace those of an earlier one. It is
     None if that is unwanted.
     """
+    from torchwise._torch.native import ensure_compiled
     from torchwise.bench import run_benchmark
     from torchwise.errors import StorageError
     from torchwise.records.answer import EXIT_INCONCLUSIVE
@@ -242,6 +243,7 @@ def _run(
     progress = BenchProgress(keep=lambda benchmark: export(benchmark, resume) if resume else None)
     try:
         with progress:
+            ensure_compiled(progress.stage)  # so that a plan is called as programs will that serve it
             done: Benchmark | None = run_benchmark(request, ProcessLauncher(preloads=True), progress, earlier)
         interrupted = False
     except KeyboardInterrupt:  # caught here, as Typer would end silently

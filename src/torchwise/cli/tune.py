@@ -147,7 +147,6 @@ def search_study(
         Progress() as progress,
         choice.opened(launcher, device, address, progress, wait_s) as (opened, here),
     ):
+        ensure_compiled(progress.stage)  # so that trials call as programs will that serve the plan
         study = run_study(request, storage, opened, progress, here)
-        if study.decision is not None and not study.decision.plan.is_eager:  # programs will serve it
-            ensure_compiled(progress.stage)
         return study, storage.place if store else None

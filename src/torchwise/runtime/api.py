@@ -243,11 +243,10 @@ def search(
         spent = Stopwatch(listener.stage)
         listener.stage = spent.stage
         try:
+            ensure_compiled(listener.stage)  # so that trials call as programs will that serve the plan
             record = run_study(
                 replace(request, source=file.source), storage, ProcessLauncher(), listener, caches=caches
             )
-            if record.decision is not None and not record.decision.plan.is_eager:
-                ensure_compiled(listener.stage)  # this program or others will serve it
         finally:
             if note_wait is not None:
                 note_wait(spent.waited_s)

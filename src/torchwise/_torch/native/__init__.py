@@ -1,7 +1,7 @@
 """The checks of each call in C++, if they were compiled on this machine, or None: then Python makes them.
 
-They are compiled once, by `torchwise doctor` or after a search that found a plan (`compiler.py`). A program that serves
-only loads them. `TORCHWISE_NATIVE=0` leaves all checks to Python.
+They are compiled once, by `torchwise doctor` or before a search (`compiler.py`), whose trials then call as a program
+that serves will. Such a program only loads them. `TORCHWISE_NATIVE=0` leaves all checks to Python.
 """
 
 from __future__ import annotations
