@@ -24,14 +24,14 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gpu_programs_targets
 from on_gpus import UNFINISHED
-from small_programs import interval, over_best
+from small_programs import interval
 
 import torchwise
 from torchwise import environment
@@ -39,17 +39,18 @@ from torchwise.errors import TorchwiseError
 from torchwise.plan import Plan
 from torchwise.records import FailureKind, Outcome, Trial, TrialState
 from torchwise.records import format as show
+from torchwise.records.benchmark import EAGER
 from torchwise.records.candidates import Row, rows
-from torchwise.records.statistics import Interval
+from torchwise.records.statistics import Interval, ratio_of
 
 CALLS = 10_000_000
-OWN, OWN_CAPTURED = "row programs", "row programs, captured"
+OWN, OWN_UNCAPTURED = "row programs", "row programs, not captured"
 NO_GRAPHS = "max-autotune-no-cudagraphs"
 INDUCTOR = Plan(backend="inductor")
 CAPTURED = INDUCTOR.with_choice("capture", "call")
 PLANS = {
-    OWN: Plan(backend="row_programs"),
-    OWN_CAPTURED: Plan(backend="row_programs", capture="call"),
+    OWN: Plan(backend="row_programs", capture="call"),
+    OWN_UNCAPTURED: Plan(backend="row_programs"),
     "captured": Plan(capture="call"),
     "inductor, captured": CAPTURED,
     "reduce-overhead": INDUCTOR.with_choice("mode", "reduce-overhead"),
@@ -292,31 +293,37 @@ def write_cell(cell: Cell | None) -> str:
 
 def compare(row: dict[str, Any], plans: list[str]) -> str:
     """Return the speed of row programs over the best other way, and how many ways have no time to compare with."""
-    others = [key for key in plans if key not in (OWN, OWN_CAPTURED)]
-    ratio = compare_own(row, others)
-    if ratio is None:
+    others = [key for key in plans if key not in (OWN, OWN_UNCAPTURED)]
+    found = read_speedups(row)
+    if (own := pick_own(found)) is None:
         return show.NONE
-    untimed = sum("speedup" not in row["plans"].get(key, {}) for key in others)
+    ways = {EAGER: interval(1.0, 1.0, 1.0)} | {key: found[key] for key in others if key in found}
+    best = max(ways, key=lambda key: ways[key].mid)
+    untimed = sum(key not in found for key in others)
     rest = f", {untimed} of {len(others)} others without a time" if untimed else ""
-    return f"{show.speedup(ratio[0])} ({ratio[1]}{rest})"
+    return f"{show.speedup(ratio_of(own, ways[best]))} ({best}{rest})"
 
 
 def compare_with_modes(row: dict[str, Any]) -> str:
     """Return the speed of row programs over the best mode of `torch.compile`."""
-    if not any("speedup" in row["plans"].get(key, {}) for key in MODES):
+    found = read_speedups(row)
+    own, modes = pick_own(found), {key: found[key] for key in MODES if key in found}
+    if own is None or not modes:
         return show.NONE
-    ratio = compare_own(row, MODES)
-    return show.NONE if ratio is None else f"{show.speedup(ratio[0])} ({ratio[1]})"
+    best = max(modes, key=lambda key: modes[key].mid)
+    untimed = len(MODES) - len(modes)
+    rest = f", {untimed} of {len(MODES)} modes without a time" if untimed else ""
+    return f"{show.speedup(ratio_of(own, modes[best]))} ({best}{rest})"
 
 
-def compare_own(row: dict[str, Any], others: Sequence[str]) -> tuple[Interval, str] | None:
-    """Return the speed of row programs, captured or not, over the best of other ways, and the name of that."""
-    timed = {key: cell for key, cell in row["plans"].items() if "speedup" in cell}
-    own = [timed[key] for key in (OWN, OWN_CAPTURED) if key in timed]
-    if not own:
-        return None
-    best = max(own, key=lambda cell: float(cell["speedup"][1]))
-    return over_best({"plans": {OWN: best, **{key: timed[key] for key in others if key in timed}}})
+def read_speedups(row: dict[str, Any]) -> dict[str, Interval]:
+    """Return the speed-ups of a row over eager, by plan."""
+    return {key: interval(*cell["speedup"]) for key, cell in row["plans"].items() if "speedup" in cell}
+
+
+def pick_own(found: dict[str, Interval]) -> Interval | None:
+    """Return the speed-up of row programs, captured or not, or None if there is none."""
+    return max((found[key] for key in (OWN, OWN_UNCAPTURED) if key in found), key=lambda one: one.mid, default=None)
 
 
 def summarize(found: dict[str, dict[str, Any]], plans: list[str], options: argparse.Namespace) -> list[str]:

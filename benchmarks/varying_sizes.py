@@ -178,10 +178,12 @@ def compare(program: Program, device: str, budget: float) -> tuple[list[str], st
         one = compile_plan(static, replace(plan, shapes="static"), Example(given), device=device, mode="inference")
         racers = {**ways, "static": one.call}
         expected = compute_in_float64(call, given)
-        allowed = MOST_TIMES * find_error(call(*given), expected) + LEAST_ERROR
+        plain = call(*given)
+        allowed = MOST_TIMES * find_error(plain, expected, plain) + LEAST_ERROR
+        assert math.isfinite(allowed), f"eager's answer at {size} is not that of float64"
         for name, racer in racers.items():
             before = counters["stats"]["unique_graphs"]
-            error = find_error(racer(*given), expected)
+            error = find_error(racer(*given), expected, plain)
             assert error <= allowed, f"{name} has an error of {error:.1e} at {size}, of which {allowed:.1e} is allowed"
             graphs[name] += (made := counters["stats"]["unique_graphs"] - before)
             compiled[name] += made > 0
@@ -208,14 +210,22 @@ def compute_in_float64(call: Any, args: tuple[Any, ...]) -> Any:
     return exact(*tree_map_only(torch.Tensor, lambda one: one.double() if one.is_floating_point() else one, args))
 
 
-def find_error(found: Any, expected: Any) -> float:
-    """Return the largest difference, relative to the largest number of its tensor."""
+def find_error(found: Any, expected: Any, plain: Any) -> float:
+    """Return the largest difference from the answer in float64, relative to the largest number of its tensor.
+
+    It is infinite if sizes or types are not those of eager's answer, or numbers are not finite where they should be.
+    """
     errors = [0.0]
-    for one, other in zip(tree_leaves(found), tree_leaves(expected), strict=True):
-        if isinstance(other, torch.Tensor) and other.is_floating_point():
+    for one, other, like in zip(*map(tree_leaves, (found, expected, plain)), strict=True):
+        if not isinstance(like, torch.Tensor):
+            continue
+        if not isinstance(one, torch.Tensor) or (one.shape, one.dtype) != (like.shape, like.dtype):
+            return math.inf
+        if like.is_floating_point() or like.is_complex():
             difference = (one.to(other.dtype) - other).abs()
-            errors += [float(difference.max() / other.abs().max().clamp(min=1e-30))] if one.numel() else []
-        elif isinstance(other, torch.Tensor):
+            worst = float(difference.max() / other.abs().max().clamp(min=1e-30)) if one.numel() else 0.0
+            errors.append(worst if math.isfinite(worst) else math.inf)
+        else:
             errors.append(0.0 if torch.equal(one, other) else math.inf)
     return max(errors)
 

@@ -32,10 +32,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     for kind in (OptimizedModule, OptimizedFunction):
         monkeypatch.setattr(kind, "__call__", kind.__call__)  # which takes the calls back
     monkeypatch.setattr(native, "load_checks", lambda: compiled)
-    module._enter.cache_clear()
+    monkeypatch.setattr(module, "_taken", set())
     module._make_forwarding_class.cache_clear()
     yield request.param
-    module._enter.cache_clear()
     module._make_forwarding_class.cache_clear()
 
 
@@ -151,6 +150,26 @@ def test_a_class_whose_call_is_replaced_uses_that(monkeypatch: pytest.MonkeyPatc
     wrapper = stay(Scale(), X)
     monkeypatch.setattr(OptimizedModule, "__call__", lambda _self, x: x - 1)
     assert torch.equal(wrapper(X), X - 1)
+
+
+def test_a_subclass_with_a_call_of_its_own_uses_that() -> None:
+    class Own(OptimizedModule):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return super().__call__(*args, **kwargs) + 1
+
+    wrapper = Own(Scale(), make_decision(Scale(), Plan(), X))
+    for _ in range(3):
+        assert torch.equal(wrapper(X), X * 2 + 1)
+
+
+def test_checks_that_are_compiled_later_take_the_calls(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "load_checks", lambda: None)
+    stay(Scale(), X)
+    assert module._taken == set()
+    compiled = load() if way == "native" else None
+    monkeypatch.setattr(native, "load_checks", lambda: compiled)
+    wrapper = stay(Scale(), X)
+    assert count_frames(lambda: wrapper(X)) == (way == "python")
 
 
 def test_nothing_is_kept_of_a_call() -> None:

@@ -326,7 +326,9 @@ def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Kernels
 
 def test_calls_after_the_first_are_started_without_triton(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Any] = []
-    monkeypatch.setattr(launch.Launch, "start_directly", lambda _self, region, args: tried.append((region, len(args))))
+    monkeypatch.setattr(
+        launch.Launch, "start_directly", lambda _self, region, _compiled, args: tried.append((region, len(args)))
+    )
     case = CASES["perceptron"]
     inputs = case.inputs(torch.Generator().manual_seed(0))
     call = compile_call(case.call, *inputs)
@@ -335,6 +337,55 @@ def test_calls_after_the_first_are_started_without_triton(kernels: Kernels, monk
     (region, count), (kernel,) = *tried, kernels
     assert region.is_native
     assert count == len(kernel._wanted)
+
+
+@pytest.mark.parametrize("problem", [UnsupportedError("no driver"), torch.OutOfMemoryError("no memory")])
+def test_a_kernel_that_cannot_be_started_directly_is_left_to_triton(
+    problem: Exception, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def refuse(_self: Any, _region: Any, _compiled: Any, args: Any) -> None:
+        tried.append(len(args))
+        raise problem
+
+    monkeypatch.setattr(launch.Launch, "start_directly", refuse)
+    case = CASES["perceptron"]
+    inputs = case.inputs(torch.Generator().manual_seed(0))
+    call = compile_call(case.call, *inputs)
+    for _ in range(3):
+        check(call, case, inputs)
+    assert len(tried) == len(kernels) == 1
+
+
+def test_a_call_by_other_arguments_is_no_code_for_dynamo(kernels: Kernels) -> None:
+    """Its guards then lead to the region, which Triton answers here, and which must not be traced."""
+
+    def multiply(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ weight) + 1
+
+    x, weight = torch.randn(4, 8), torch.randn(8, 8)
+    call = compile_call(multiply, x, weight)
+    for given in ({}, {"weight": weight}, {"x": x, "weight": weight}):
+        args = [one for name, one in (("x", x), ("weight", weight)) if name not in given]
+        for _ in range(2):
+            assert torch.allclose(call(*args, **given), multiply(x, weight), atol=1e-5)
+    assert len(kernels) <= 3
+
+
+def test_a_kernel_of_too_many_tensors_is_left_to_triton(library: Any) -> None:
+    many = [torch.randn(1) for _ in range(direct.MOST_TENSORS)]
+    with pytest.raises(UnsupportedError, match="241 tensors"):
+        start(library, *many)
+
+
+def test_memory_that_programs_share_has_the_type_of_the_code() -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert launch.allocate_work(4, CPU).dtype is torch.float32
+    finally:
+        torch.set_default_dtype(before)
 
 
 def test_without_a_compiler_triton_starts_each_call(

@@ -133,7 +133,7 @@ def test_a_plain_compile_that_is_cut_off_spares_others_of_the_same_graph(
     row: dict[str, Any] = {"eager_s": None, "plans": {}}
     plans = gpu.list_plans("cuda", "same-precision")
     assert list(gpu.measure_missing("zoo:a", row, plans, OPTIONS, float("inf"))) == list(plans)
-    own = ["row programs", "row programs, captured"]
+    own = ["row programs", "row programs, not captured"]
     assert measured == [*own, "captured", "inductor, captured", "rolled, captured"]
     assert row["plans"]["max-autotune"]["said"] == "not begun"
     assert "inductor, captured was cut off" in row["plans"]["max-autotune"]["why"]
@@ -256,13 +256,22 @@ def test_no_ratio_is_told_without_a_time_of_row_programs(gpu: ModuleType) -> Non
 
 
 def test_the_better_of_captured_and_not_is_compared_with_all_ways_and_with_the_modes(gpu: ModuleType) -> None:
-    plans = {"row programs": timed(6.0), "row programs, captured": timed(12.0), "captured": timed(4.0)}
+    plans = {"row programs, not captured": timed(12.0), "row programs": timed(6.0), "captured": timed(4.0)}
     plans |= {"reduce-overhead": timed(3.0), "max-autotune": timed(2.0)}
     cells = gpu.write_row("policy", {"eager_s": 1e-3, "plans": plans}, list(plans)).split("|")
     assert cells[-3].startswith(" 3.00× ")
     assert cells[-3].endswith("(captured) ")
     assert cells[-2].startswith(" 4.00× ")
     assert cells[-2].endswith("(reduce-overhead) ")
+
+
+def test_a_mode_that_is_slower_than_eager_is_still_the_mode(gpu: ModuleType) -> None:
+    row = {"eager_s": 1e-3, "plans": {"row programs": timed(3.0), "reduce-overhead": timed(0.5)}}
+    assert gpu.compare_with_modes(row).startswith("6.00× ")
+    assert gpu.compare_with_modes(row).endswith("(reduce-overhead, 1 of 2 modes without a time)")
+    assert gpu.compare(row, list(row["plans"])).endswith("(eager)")
+    del row["plans"]["reduce-overhead"]
+    assert gpu.compare_with_modes(row) == "–"
 
 
 def test_a_later_run_adds_plans_to_a_row_and_each_numerics_has_its_file(

@@ -86,6 +86,17 @@ def test_a_library_that_may_be_somebody_else_s_is_not_loaded(kind: str, library:
         library.load()
 
 
+def test_nothing_is_compiled_into_a_folder_that_others_may_write_to(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each search would compile it again, in vain."""
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a compiler runs"))
+    library.file.unlink()
+    library.root.parent.chmod(0o777)
+    with pytest.raises(UnusableError, match="others may write to"):
+        compile_checks(library)
+
+
 def test_a_library_of_another_user_is_not_loaded(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     if library.file.stat().st_uid == 0:  # root's own is trusted by all
@@ -523,8 +534,9 @@ def test_a_search_compiles_them_before_its_trials(tmp_path: Path, monkeypatch: p
         raise BegunError
 
     order: list[str] = []
-    monkeypatch.setattr(native, "ensure_compiled", lambda _tell: order.append("checks"))
-    monkeypatch.setattr("torchwise.study.run_study", begin)
+    for place in ("torchwise._torch.native", "torchwise.study.run"):
+        monkeypatch.setattr(f"{place}.ensure_compiled", lambda _tell: order.append("checks"))
+    monkeypatch.setattr("torchwise.study.run.inspect_workload", begin)
     monkeypatch.setattr("torchwise.bench.run_benchmark", begin)
     with pytest.raises(BegunError):
         torchwise.tune(torch.nn.Linear(8, 8).eval(), (X,), progress=False, store=str(tmp_path / "study.db"))

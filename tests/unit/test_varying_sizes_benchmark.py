@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 Run = Callable[..., int]
@@ -59,3 +61,37 @@ def test_what_another_device_or_budget_gave_is_measured_anew(run: Run, measured:
     run("--only", "good", "--device", "cuda", "--budget", "7")
     run("--only", "good", "--device", "cuda", "--budget", "7")
     assert len(measured) == 3
+
+
+EXACT = torch.tensor([1.0, -4.0, 2.0], dtype=torch.float64)
+ERRORS = {
+    "as eager": (EXACT.float(), 0.0),
+    "near": (EXACT.float() + 0.004, 1e-3),
+    "not a number": (EXACT.float() * math.nan, math.inf),
+    "infinite": (EXACT.float() / 0, math.inf),
+    "another shape": (EXACT.float().expand(2, 3), math.inf),
+    "fewer numbers": (EXACT[:1].float(), math.inf),
+    "another type": (EXACT, math.inf),
+    "no tensor": (3.0, math.inf),
+}
+
+
+@pytest.mark.parametrize(("found", "expected"), ERRORS.values(), ids=ERRORS)
+def test_an_answer_is_as_far_from_float64_as_its_worst_number(run: Run, found: object, expected: float) -> None:
+    find_error = importlib.import_module("varying_sizes").find_error
+    assert find_error(found, EXACT, EXACT.float()) == pytest.approx(expected, rel=1e-3)
+    assert find_error((EXACT.float(), [found]), (EXACT, [EXACT]), (EXACT.float(), [EXACT.float()])) == pytest.approx(
+        expected, rel=1e-3
+    )
+
+
+def test_complex_and_whole_numbers_are_compared(run: Run) -> None:
+    find_error = importlib.import_module("varying_sizes").find_error
+    exact = torch.tensor([3 + 4j, 1j])
+    plain = exact.to(torch.complex64)
+    assert find_error(plain, exact, plain) == 0
+    assert find_error(plain + 0.5j, exact, plain) == pytest.approx(0.1)
+    counts = torch.tensor([1, 2])
+    assert find_error(counts, counts, counts) == 0
+    assert find_error(counts + 1, counts, counts) == math.inf
+    assert find_error(counts > 1, counts > 0, counts > 1) == math.inf

@@ -132,7 +132,6 @@ def search_study(
     request: Request, launcher: str, device: str, address: str | None, store: str | None
 ) -> tuple[Study, str | None]:
     """Run the study, and return it with the location of its store, or None for the default one."""
-    from torchwise._torch.native import ensure_compiled
     from torchwise.report import Progress
     from torchwise.store import open_storage
     from torchwise.study import run_study
@@ -147,6 +146,4 @@ def search_study(
         Progress() as progress,
         choice.opened(launcher, device, address, progress, wait_s) as (opened, here),
     ):
-        ensure_compiled(progress.stage)  # so that trials call as programs will that serve the plan
-        study = run_study(request, storage, opened, progress, here)
-        return study, storage.place if store else None
+        return run_study(request, storage, opened, progress, here), storage.place if store else None

@@ -232,7 +232,6 @@ def search(
         InputError: the model cannot be sent to a worker.
         BaselineError: the model raises on its own inputs.
     """
-    from torchwise._torch.native import ensure_compiled
     from torchwise.report import Progress
     from torchwise.store import open_storage
     from torchwise.study import run_study
@@ -243,7 +242,6 @@ def search(
         spent = Stopwatch(listener.stage)
         listener.stage = spent.stage
         try:
-            ensure_compiled(listener.stage)  # so that trials call as programs will that serve the plan
             record = run_study(
                 replace(request, source=file.source), storage, ProcessLauncher(), listener, caches=caches
             )

@@ -61,10 +61,17 @@ class _Entered(threading.local):
 _entered = _Entered()
 
 
-@functools.cache
+_taken: set[type] = set()
+"""The classes of wrappers whose calls compiled checks take."""
+
+
 def _enter(kind: type) -> type:
     """Return a class of wrappers, whose calls compiled checks take where there are any."""
-    native.enter(kind, BY_TORCH if DOES_NO_MORE else None, has_hooks=issubclass(kind, torch.nn.Module))
+    is_own = kind.__call__ in (OptimizedModule.__call__, OptimizedFunction.__call__)  # and no subclass of a user's
+    if kind not in _taken and is_own:
+        by_torch = BY_TORCH if DOES_NO_MORE else None
+        if native.enter(kind, by_torch, has_hooks=issubclass(kind, torch.nn.Module)):
+            _taken.add(kind)
     return kind
 
 

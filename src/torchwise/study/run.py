@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from torchwise import environment
+from torchwise._torch.native import ensure_compiled
 from torchwise.environment import Environment
 from torchwise.plan.effort import EFFORTS
 from torchwise.records import Study
@@ -85,6 +86,8 @@ def _run_study(
     reads = None if request.source or not is_local else reads_file(request.workload)
     inspection, begun_s = recall_inspection(request, storage, here, reads), budget.now_s
     if inspection is None:
+        if is_local:  # so that trials call as programs will that serve the plan
+            ensure_compiled(listener.stage)
         listener.start_inspection()
         tries_sizes = request.successor is not None
         job = replace(request.make_job("inspect"), reads=str(reads or ""), tries_sizes=tries_sizes)

@@ -107,8 +107,8 @@ def make_watch(closely: Callable[[], Any], *, is_boolean: bool) -> Watch | None:
     return watch
 
 
-def enter(kind: type, by_torch: object, *, has_hooks: bool) -> None:
-    """Have compiled checks, if there are any, take the calls of a class of wrappers.
+def enter(kind: type, by_torch: object, *, has_hooks: bool) -> bool:
+    """Have compiled checks, if there are any, take the calls of a class of wrappers. Return whether they do.
 
     They answer those of a decision for eager, before which next to nothing may stand, and leave others to the
     `__call__` of the class, which stays in Python. To assign that attribute takes the calls back.
@@ -121,3 +121,4 @@ def enter(kind: type, by_torch: object, *, has_hooks: bool) -> None:
     checks = load_checks()
     if checks is not None:
         checks.enter(kind, has_hooks, by_torch)
+    return checks is not None

@@ -39,6 +39,8 @@ def compile_checks(library: Library | None = None, options: tuple[str, ...] = ("
         with FileLock(f"{library.folder}.lock", timeout=MAX_S, mode=0o600):
             if library.file.is_file() and library.find_distrust() is None:
                 return False
+            if problem := library.find_distrust_of_folders():  # which compiling again would not change
+                raise UnusableError(problem)
             _build(library, options)
             if problem := library.find_distrust():
                 raise UnusableError(problem)

@@ -15,7 +15,7 @@ import platform
 import stat
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -75,20 +75,15 @@ class Library:
 
     def find_distrust(self) -> str | None:
         """Return why the library may not be loaded, or None."""
-        for path in self._list_trusted():
-            try:
-                found = path.lstat()
-            except OSError as error:
-                return f"{path} cannot be read ({error.strerror})"
-            if stat.S_ISLNK(found.st_mode):
-                return f"{path} is a link: delete it, and torchwise doctor compiles the checks again"
-            if found.st_uid not in (os.geteuid(), ROOT):
-                return f"{path} belongs to user {found.st_uid}, and not to you ({os.geteuid()})"
-            if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                return f"others may write to {path}: chmod go-w {path}"
+        if problem := _find_distrust(self._list_trusted()):
+            return problem
         if self.read_digest() != hashlib.sha256(self.file.read_bytes()).hexdigest():
             return f"{self.file} is not the file that was compiled: delete it, and torchwise doctor compiles it again"
         return None
+
+    def find_distrust_of_folders(self) -> str | None:
+        """Return why no library in these folders may be loaded, or None."""
+        return _find_distrust((self.root.parent, self.root))
 
     def _list_trusted(self) -> Iterator[Path]:
         yield from (self.root.parent, self.root, self.folder, self.file, self.digest_file)
@@ -99,6 +94,22 @@ class Library:
             return self.digest_file.read_text().strip()
         except (OSError, UnicodeDecodeError):
             return ""
+
+
+def _find_distrust(paths: Iterable[Path]) -> str | None:
+    """Return why code in the last of some folders and files may be somebody else's, or None."""
+    for path in paths:
+        try:
+            found = path.lstat()
+        except OSError as error:
+            return f"{path} cannot be read ({error.strerror})"
+        if stat.S_ISLNK(found.st_mode):
+            return f"{path} is a link: delete it, and torchwise doctor compiles the checks again"
+        if found.st_uid not in (os.geteuid(), ROOT):
+            return f"{path} belongs to user {found.st_uid}, and not to you ({os.geteuid()})"
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"others may write to {path}: chmod go-w {path}"
+    return None
 
 
 def import_extension(name: str, file: Path) -> ModuleType:

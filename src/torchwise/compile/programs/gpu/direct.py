@@ -21,6 +21,7 @@ from torchwise.errors import UnsupportedError
 ALIGNMENT = 16
 """Bytes of which an address is a multiple where Triton's code relies on it."""
 LIBRARY = '#include "region.h"\nconst Entry ENTRIES[] = {{}};\nconst int COUNT = 0;\n'
+MOST_TENSORS = 240
 CUDA = 2
 """The kind of an NVIDIA GPU in DLPack."""
 INTEGER, UNSIGNED, FLOAT, BFLOAT, BOOL = 0, 1, 2, 4, 6
@@ -123,7 +124,7 @@ def read_compiled(kernel: Any, programs: int, cluster: int, given: int) -> Compi
 def make_region(other: Callable[..., Any]) -> Any:
     """Return a callable whose calls `other` answers, all of them until it has a kernel (`set_kernel`).
 
-    Dynamo has nothing to trace in it, so that no call goes through Python.
+    Compiled code calls it as it is, so Dynamo must have nothing to trace in `other`, either.
 
     Raises:
         UnsupportedError: there is no C++ compiler, or PyTorch lacks what it needs.
@@ -155,7 +156,12 @@ def set_kernel(
         outputs: how many of them are outputs.
         constants: tensors that it takes after its outputs.
         draw: returns a new seed, which it takes after them, or None.
+
+    Raises:
+        UnsupportedError: there are too many tensors.
     """
+    if (count := len(inputs) + len(prototypes) + len(constants)) > MOST_TENSORS:
+        raise UnsupportedError(f"the kernel has {count} tensors, and at most {MOST_TENSORS} are passed to the driver")
     addresses = (driver.start, driver.get_context, driver.get_capture, driver.context, compiled.function)
     _load_library().set_kernel(
         *(region, tuple(prototypes), outputs, driver.device, tuple(map(_write_form, inputs))),

@@ -33,7 +33,7 @@ NAME = "torchwise_tiles"
 TUNING_S = 20.0
 """Seconds after which no further form of a kernel is compiled, once one works. Of several kernels each has a share, the
 second half of it, the third a third, as a program of many would otherwise be tuned for minutes."""
-MOST_SEED = 2**31 - 1
+MOST_SEED = 2**63 - 1
 BY_TRITON = "torchwise: Triton starts each call of a kernel: %s"
 Prototype = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Sizes, strides and type of a tensor."""
@@ -61,10 +61,13 @@ class Launch:
         self._tables = [torch.tensor(one, dtype=torch.float64, device=device) for one in text.tables]
         self._draws, self._work = text.draws, text.work * form.block
         self._draw_seed = functools.partial(torch.randint, MOST_SEED, (1,), device=device)
-        self._compiled: Any = None
 
     def __call__(self, args: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Return the outputs."""
+        return self.run(args)[0]
+
+    def run(self, args: Sequence[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], Any]:
+        """Return the outputs, and the kernel as Triton compiled it for such inputs."""
         device, form, grid = self._device, self._form, (self._programs, 1, 1)
         made = tuple(
             torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in self._outputs
@@ -76,29 +79,30 @@ class Launch:
             shared = [allocate_work(self._work, device)] if self._work else []
             given = (*args, *made, *self._tables, *seeds, *shared)
             if form.cluster > 1:
-                self._compiled = launch_cluster(self._kernel, form.cluster, grid, given, constants, settings)
+                compiled = launch_cluster(self._kernel, form.cluster, grid, given, constants, settings)
             else:
-                self._compiled = self._kernel[grid](*given, **settings)
-        return made
+                compiled = self._kernel[grid](*given, **settings)
+        return made, compiled
 
-    def start_directly(self, region: Any, args: Sequence[torch.Tensor]) -> None:
+    def start_directly(self, region: Any, compiled: Any, args: Sequence[torch.Tensor]) -> None:
         """Have a region start the kernel without Triton, which is faster.
 
         Args:
             region: of `direct.make_region`.
-            args: the inputs of the last call.
+            compiled: the kernel, of `run`.
+            args: the inputs of that run.
 
         Raises:
             UnsupportedError: that cannot be with this kernel, or on this machine.
         """
         driver, device = direct.find_driver(self._device), self._device
         given = len(args) + len(self._outputs) + len(self._tables) + self._draws + bool(self._work)
-        compiled = direct.read_compiled(self._compiled, self._programs, self._form.cluster, given)
+        kernel = direct.read_compiled(compiled, self._programs, self._form.cluster, given)
         prototypes = [direct.make_prototype(*one, device) for one in self._outputs]
         if self._work:
             prototypes.append(direct.make_prototype((self._work,), (1,), torch.float32, device))
         draw = self._draw_seed if self._draws else None
-        direct.set_kernel(region, driver, compiled, args, prototypes, len(self._outputs), self._tables, draw)
+        direct.set_kernel(region, driver, kernel, args, prototypes, len(self._outputs), self._tables, draw)
 
 
 class Kernel:
@@ -143,27 +147,28 @@ class Kernel:
         def call(*args: torch.Tensor) -> Any:
             if not (self._fits(args) and self._is_ready()):
                 return original(*args)
-            found = self(*args)
+            launch = self._find_launch(args)
+            found, compiled = launch.run(args)
             if region is not None and not self._is_tried:
-                self._start_directly(region, args)
+                self._start_directly(region, launch, compiled, args)
             return found
 
         try:
-            region = direct.make_region(call)
+            disable: Any = torch.compiler.disable  # compiled code may call the region as Python, by other arguments
+            region = direct.make_region(disable(call))
         except UnsupportedError as error:
             logger.info(BY_TRITON, error)
         bound: Callable[..., Any] = call if region is None else region
         return bound
 
-    def _start_directly(self, region: Any, args: Sequence[torch.Tensor]) -> None:
+    def _start_directly(self, region: Any, launch: Launch, compiled: Any, args: Sequence[torch.Tensor]) -> None:
         with self._lock:  # two threads may have made the first call
             if self._is_tried:
                 return
             self._is_tried = True
-        assert self._launch is not None
         try:
-            self._launch.start_directly(region, args)
-        except UnsupportedError as error:
+            launch.start_directly(region, compiled, args)
+        except (UnsupportedError, torch.OutOfMemoryError) as error:  # the call itself is answered
             logger.info(BY_TRITON, error)
 
     def _is_ready(self) -> bool:
@@ -177,13 +182,16 @@ class Kernel:
 
     def __call__(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the outputs."""
+        return self._find_launch(args)(args)
+
+    def _find_launch(self, args: Sequence[torch.Tensor]) -> Launch:
         if self._launch is None:
             with self._lock:
                 if self._refusal is not None:
                     raise self._refusal
                 if self._launch is None:
                     self._launch = self._tune(args)
-        return self._launch(args)
+        return self._launch
 
     def _write(self, most: int, uses_dot: bool, cluster: int = 1) -> KernelText:
         key = most, uses_dot, cluster
@@ -247,7 +255,7 @@ def list_allowed(work: Work, device: torch.device, *, allows_tf32: bool) -> list
 
 def allocate_work(numbers: int, device: torch.device) -> torch.Tensor:
     """Return memory by which the programs of a cluster share numbers."""
-    return torch.empty(numbers, device=device)
+    return torch.empty(numbers, dtype=torch.float32, device=device)
 
 
 _Form = TypeVar("_Form")

@@ -80,8 +80,8 @@ static PyObject* get_work(const Region* self, void* stream, bool is_captured) {
   PyObject* prototype = PyTuple_GET_ITEM(self->prototypes, gpu->entry.outputs);
   PyObject* made = PyObject_Vectorcall(self->empty_like, &prototype, 1, nullptr);
   if (made && !is_captured) {
-    Py_XSETREF(gpu->work, Py_NewRef(made));
     gpu->stream = stream;
+    Py_XSETREF(gpu->work, Py_NewRef(made));
   }
   return made;
 }
