@@ -17,6 +17,7 @@ from torchwise.plan.choice import Stage, load_choices
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.rules import iter_changes
 from torchwise.plan.space import compile_factor_of, numerics_of
+from torchwise.plan.trait import Trait
 from torchwise.plan.workload_spec import DEFAULT_CALLS
 from torchwise.records import Check, Failure, FailureKind, Outcome, Trial, TrialState, Verdict
 from torchwise.study.decision import decide
@@ -85,6 +86,18 @@ def test_quicker_kernels_that_gaps_hid_are_timed_again_in_a_graph(busy_s: float 
     asked = ask_plan(history, allow="lower-precision")
     assert (asked == replace(BF16, capture="call")) is leads_again
     assert replace(BF16, capture="call") in ever_asked(history, allow="lower-precision"), "late, if not at once"
+
+
+def test_a_captured_leader_that_may_be_one_kernel_is_tried_without_its_capture() -> None:
+    rows, traits = replace(CAPTURE, backend="row_programs"), {*TRAITS, Trait.ROW_REGIONS}
+    inspection = an_inspection(1e-3, traits=frozenset(traits), shares={"launch": 0.9})
+    trials = [a_trial(CAPTURE, 3.0, cold_s=0.1), a_trial(rows, 5.0, cold_s=3.0)]
+    history = a_history(*trials, inspection=inspection, calls=MANY, device="cuda")
+    space = {"traits": frozenset(traits), "device": "cuda", "effort": "quick"}
+    assert ask_plan(history, **space) == Plan(backend="row_programs")
+    inductor = [a_trial(CAPTURE, 3.0, cold_s=0.1), a_trial(replace(CAPTURE, backend="inductor"), 5.0, cold_s=3.0)]
+    history = a_history(*inductor, inspection=inspection, calls=MANY, device="cuda")
+    assert ask_plan(history, **space) != INDUCTOR
 
 
 def test_what_compiles_nothing_comes_first() -> None:

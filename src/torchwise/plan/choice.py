@@ -124,6 +124,7 @@ class Choice:
         freezes_weights: whether the weights are constants of the code. When they change, the plan is stale.
         derives_weights: whether a rewrite makes others from the weights, which the code reads. The same holds then.
         dynamic_shapes: whether a backend can compile for all sizes at once, or a capture can record each size.
+        may_be_one_kernel: whether a backend may make one kernel of a whole call, which needs no capture then.
         packages: the packages that it needs beside PyTorch, by the names that are imported.
         install: what installs them, after `pip install`, if not these names.
         builds: files that the first of them has only if it was built for a device, as (device, pattern below its
@@ -164,6 +165,7 @@ class Choice:
     freezes_weights: bool = False
     derives_weights: bool = False
     dynamic_shapes: bool = False
+    may_be_one_kernel: bool = False
     packages: tuple[str, ...] = ()
     install: str = ""
     builds: tuple[tuple[str, str, str], ...] = ()

@@ -141,11 +141,13 @@ class StagedSampler:
         would use up the trials. While eager leads, the quickest compiled plan counts as a leader, too. A choice that
         such a plan lacks adds to its gains, and so comes before another value of one that it has. Before all comes a
         value whose quicker kernels could not show, because the GPU waited for the host: later trials build on it. Quick
-        compiles come first.
+        compiles come first. A captured leader that may be one kernel is tried without its capture, too.
         """
         leader, foundation = history.incumbent(), history.foundation()
         waits = Trait.CONTENDED_CORES in history.traits
         first = (leader, foundation, history.fastest_compiled()) if leader == EAGER else (leader,)
+        backend = load_choices().get(("backend", leader.backend))
+        uncaptured = replace(leader, capture="none") if backend is not None and backend.may_be_one_kernel else None
         # Past studies tell of time alone.
         is_about_time = history.workload.objective != "memory" and history.eager_fits_memory and not history.eager_lack
         studies = self._gains.weigh_past(history) if is_about_time else WeightedStudies()
@@ -157,7 +159,7 @@ class StagedSampler:
             o.trial_s > history.left_s,
             not _was_hidden(o, history),
             (is_late(o), -o.expect_saving_s(history, studies) / max(o.trial_s, BESIDE_S)) if studies else (),
-            o.base not in first,
+            o.base not in first and o.plan != uncaptured,
             is_late(o),
             o.is_replacement,
             # A compile that is short beside the rest of its trial is as good as none.
