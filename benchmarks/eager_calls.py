@@ -22,6 +22,7 @@ import torch
 
 import torchwise
 from torchwise import environment
+from torchwise._torch import native
 
 WAYS = {"in C++": "1", "in Python": "0"}
 """Values of TORCHWISE_NATIVE."""
@@ -34,7 +35,7 @@ class Nothing(torch.nn.Module):
         return x
 
 
-def give_back(x: torch.Tensor) -> torch.Tensor:
+def return_input(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
@@ -46,16 +47,18 @@ def main() -> None:
     print(
         f"{here.cpu}, torch {here.torch}, Python {sys.version.split()[0]}, ns a call, the middle round [least, largest]"
     )
-    for way, native in WAYS.items():  # in processes of their own, as a class is taken by the checks once
+    for way, value in WAYS.items():  # in processes of their own, as a class is taken by the checks once
         print(way, flush=True)
-        subprocess.run([sys.executable, __file__, "-"], env={**os.environ, "TORCHWISE_NATIVE": native}, check=True)
+        subprocess.run([sys.executable, __file__, "-"], env={**os.environ, "TORCHWISE_NATIVE": value}, check=True)
 
 
 def measure() -> None:
     """Print the times of a module and a function, alone and applied."""
-    for name, call in {"module": Nothing().eval(), "function": give_back}.items():
+    if not native.is_off() and native.load_checks() is None:
+        raise SystemExit("there are no compiled checks on this machine: torchwise doctor says why")
+    for name, call in {"module": Nothing().eval(), "function": return_input}.items():
         applied = apply_eager(call)
-        rounds = [(time(call), time(applied)) for _ in range(ROUNDS)]
+        rounds = [(time_call(call), time_call(applied)) for _ in range(ROUNDS)]
         added = sorted(other - one for one, other in rounds)
         alone, both = (statistics.median(column) for column in zip(*rounds, strict=True))
         middle = statistics.median(added)
@@ -70,11 +73,12 @@ def apply_eager(call: Any) -> Callable[..., Any]:
         store = str(Path(folder, "study.db"))
         study = torchwise.tune(call, (X,), plans=[], effort="quick", store=store, progress=False)
     applied: Callable[..., Any] = torchwise.apply(call, study)
-    assert torch.equal(applied(X), X)  # which says that it stays with eager
+    assert torch.equal(applied(X), X)  # which notes that it stays with eager
+    assert study.decision.plan.is_eager
     return applied
 
 
-def time(call: Callable[..., Any]) -> float:
+def time_call(call: Callable[..., Any]) -> float:
     """Return the nanoseconds of a call."""
     return min(timeit.repeat(lambda: call(X), number=CALLS, repeat=BLOCKS)) / CALLS * 1e9
 

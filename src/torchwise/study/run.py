@@ -83,11 +83,11 @@ def _run_study(
     launcher = budget.limit(launcher)
     max_trials = EFFORTS[request.effort].max_trials if request.plans is None else len(request.plans)
     listener.start_search(request.search_s, max_trials)
+    if is_local:  # so that trials call as programs will that serve the plan
+        ensure_compiled(listener.stage)
     reads = None if request.source or not is_local else reads_file(request.workload)
     inspection, begun_s = recall_inspection(request, storage, here, reads), budget.now_s
     if inspection is None:
-        if is_local:  # so that trials call as programs will that serve the plan
-            ensure_compiled(listener.stage)
         listener.start_inspection()
         tries_sizes = request.successor is not None
         job = replace(request.make_job("inspect"), reads=str(reads or ""), tries_sizes=tries_sizes)

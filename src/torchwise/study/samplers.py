@@ -141,7 +141,7 @@ class StagedSampler:
         would use up the trials. While eager leads, the quickest compiled plan counts as a leader, too. A choice that
         such a plan lacks adds to its gains, and so comes before another value of one that it has. Before all comes a
         value whose quicker kernels could not show, because the GPU waited for the host: later trials build on it. Quick
-        compiles come first. A captured leader that may be one kernel is tried without its capture, too.
+        compiles come first. A captured leader that may be one kernel, without its capture, counts as built on it.
         """
         leader, foundation = history.incumbent(), history.foundation()
         waits = Trait.CONTENDED_CORES in history.traits

@@ -22,6 +22,7 @@ ALIGNMENT = 16
 """Bytes of which an address is a multiple where Triton's code relies on it."""
 LIBRARY = '#include "region.h"\nconst Entry ENTRIES[] = {{}};\nconst int COUNT = 0;\n'
 MOST_TENSORS = 240
+"""Tensors of a kernel. The C++ has places for a few more (`MOST` in `native/launch.h`)."""
 CUDA = 2
 """The kind of an NVIDIA GPU in DLPack."""
 INTEGER, UNSIGNED, FLOAT, BFLOAT, BOOL = 0, 1, 2, 4, 6

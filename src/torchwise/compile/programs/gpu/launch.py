@@ -130,7 +130,7 @@ class Kernel:
         self._lock = threading.Lock()
         self._refusal: UnsupportedError | None = None
         self._launch: Launch | None = None
-        self._is_tried = False  # whether the driver may start it
+        self._is_tried = False  # whether a direct start was attempted
         self._texts: dict[tuple[int, bool, int], KernelText] = {}
         first = self._write(64, True)  # refuses what has no code, before any call
         passed = max((program.labels.axes.size(one.axis) for one in program.passes.values()), default=0)
@@ -179,10 +179,6 @@ class Kernel:
             one.shape == shape and one.stride() == strides and one.dtype is dtype and one.device == self._device
             for one, (shape, strides, dtype) in zip(args, self._wanted, strict=True)
         )
-
-    def __call__(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the outputs."""
-        return self._find_launch(args)(args)
 
     def _find_launch(self, args: Sequence[torch.Tensor]) -> Launch:
         if self._launch is None:
