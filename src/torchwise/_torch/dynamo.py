@@ -93,7 +93,7 @@ SILENT_CALLS = ("torch.fx.graph_module", "torch._dynamo.eval_frame")
 _TRACES = ("record_runtime_overhead", "record_pre_graph_bytecode_in_traces")
 """Names, in some versions, of a setting by which compiled code tells the profiler on each call when its graph begins.
 
-That takes two calls from Python into Dynamo, 2.5 us of a call of 15 on a CPU."""
+That takes two calls from Python into Dynamo."""
 
 
 def patch_config(**settings: Any) -> AbstractContextManager[None]:

@@ -19,7 +19,7 @@ from torchwise._torch import dynamo
 from torchwise.compile.backends.graphs import NOTHING, Varying, compile_call
 from torchwise.compile.backends.idle_dropout import take_out_idle_dropout
 from torchwise.compile.backends.pure_graph import PureGraph
-from torchwise.compile.programs.build import load_module
+from torchwise.compile.programs.build import find_exchange, load_module
 from torchwise.compile.programs.complex_numbers import join_complex, split_complex
 from torchwise.compile.programs.gpu.target import GpuTarget
 from torchwise.compile.programs.noise import draw_inside, free_noise
@@ -268,10 +268,7 @@ def make_callable(
     library: Any, number: int, prototypes: tuple[torch.Tensor, ...], original: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Return the code in a library as a callable, whose outputs are like `prototypes`."""
-    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    if exchange is None:
-        raise UnsupportedError(f"row programs need __dlpack_c_exchange_api__, which torch {torch.__version__} lacks")
     made: Callable[..., Any] = library.make(
-        number, exchange, original, torch.empty_like, prototypes, torch.Tensor, torch.nn.Parameter
+        number, find_exchange(), original, torch.empty_like, prototypes, torch.Tensor, torch.nn.Parameter
     )
     return made

@@ -76,6 +76,18 @@ def load_module(source: str) -> Any:
     return _import_library(file)
 
 
+def find_exchange() -> Any:
+    """Return the functions of C by which a library reads PyTorch's tensors.
+
+    Raises:
+        UnsupportedError: this PyTorch has none.
+    """
+    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if exchange is None:
+        raise UnsupportedError(f"row programs need __dlpack_c_exchange_api__, which torch {torch.__version__} lacks")
+    return exchange
+
+
 def find_library(source: str) -> tuple[str, bytes]:
     """Return a text's key, and its library for another process. It is compiled unless the cache has it.
 
