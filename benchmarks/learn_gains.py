@@ -1,5 +1,8 @@
 """Learn the order of trials: search on small nets and programs of the zoo, and keep what each change of a plan gained.
 
+All are searched with plans of the same precision, and the float32 nets once more with `--allow quantized`: such a
+search has many more plans, most of which compile nothing, so that an order by compile time is a poor one.
+
 The result is `src/torchwise/study/past_studies.json`, which comes with the package. Searches take the order of their
 trials from it, and from the user's own store, and nothing else. No other benchmark measures the nets of
 `benchmarks/learning_targets.py`.
@@ -7,7 +10,7 @@ trials from it, and from the user's own store, and nothing else. No other benchm
 Finished studies are in the store, so that the same command continues a stopped run. --merge adds the studies of other
 stores, such as one from a GPU. With --seconds 0 nothing is searched. Studies of one model and device are kept once.
 
-    python benchmarks/learn_gains.py --store learn.db        # some 40 minutes on two cores
+    python benchmarks/learn_gains.py --store learn.db        # some 70 minutes on two cores
     python benchmarks/learn_gains.py --store learn.db --seconds 0 --merge llama.db
 """
 
@@ -21,7 +24,7 @@ from learning_targets import HALVED, MODELS
 
 import torchwise
 from torchwise.errors import TorchwiseError
-from torchwise.plan import Trait
+from torchwise.plan import Numerics, Trait
 from torchwise.records import codec
 from torchwise.store import open_storage
 from torchwise.study import gain_model
@@ -40,6 +43,13 @@ PROGRAMS = [
     *("zoo:ivhl.tensor_network@small", "zoo:spinlock.operator@small", "zoo:arr_coc.scorers@small"),
     *("zoo:arr_coc.model@small", "hf:gpt2@decode,layers=4,length=64", "hf:t5-small@layers=2,length=48"),
 ]
+FEWER_BITS = [
+    *(f"{HERE / 'learning_targets.py'}:{name}" for name in MODELS),
+    *("zoo:tutorial.transformer_block@small", "hf:gpt2@decode,layers=4,length=64", "hf:t5-small@layers=2,length=48"),
+]
+"""Those that are searched once more with numbers of fewer bits."""
+TOLERANCE = 0.05
+"""Relative error that they may have then."""
 CALLS = 10**9
 
 
@@ -52,12 +62,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600.0, help="after which no further search starts")
     options = parser.parse_args()
     began = time.monotonic()
-    for target in (*NETS, *PROGRAMS):
+    given = {"device": options.device, "budget": options.budget, "store": str(options.store)}
+    fewer_bits = {"allow": Numerics.QUANTIZED, "tolerance": TOLERANCE}
+    for target, allowed in (*((one, {}) for one in (*NETS, *PROGRAMS)), *((one, fewer_bits) for one in FEWER_BITS)):
         if time.monotonic() - began >= options.seconds:
             break
         try:
-            given = {"device": options.device, "budget": options.budget, "store": str(options.store)}
-            print(repr(torchwise.tune(target, calls=CALLS, effort="standard", **given)), flush=True)
+            print(repr(torchwise.tune(target, calls=CALLS, effort="standard", **given, **allowed)), flush=True)
         except TorchwiseError as error:
             print(f"{target}: {error}", flush=True)
     found = [past for store in (options.store, *options.merge) for past in read_store(store)]
@@ -67,18 +78,18 @@ def main() -> None:
 
 
 def read_store(file: Path) -> list[PastStudy]:
-    """Return the past studies of a store, the newest of each model and device.
+    """Return the past studies of a store, the newest of each model, device and numerics.
 
     Those are left out in which threads waited for cores: they tell of the machine's other programs.
     """
-    found: dict[tuple[str, str], PastStudy] = {}
+    found: dict[tuple[str, str, Numerics], PastStudy] = {}
     with open_storage(f"sqlite:///{file.absolute()}", existing=True) as storage:
         for summary in storage.list_studies():
             study = storage.get_study(summary.id)
             if Trait.CONTENDED_CORES in study.inspection.traits:
                 print(f"left out, as other programs ran beside it: {study.workload.target}")
             elif past := summarize_study(study):
-                found.setdefault((study.inspection.identity, study.workload.device), past)
+                found.setdefault((study.inspection.identity, study.workload.device, study.allow), past)
     return list(found.values())
 
 

@@ -56,6 +56,29 @@ def test_a_slow_prefill_is_refused_and_a_fast_decoding_step_is_taken() -> None:
     assert decide(decoding, HERE).plan.transforms == ("int8_dynamic",)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_without_past_studies_fewer_bits_wait_for_compiled_code(device: str) -> None:
+    """Six formats in eager compile nothing. They took a minute together, and its budget, before Inductor was tried."""
+    traits = TRAITS | {Trait.FLOAT8}
+    inspection = an_inspection(1e-2, traits=traits, shares={"gemm": 0.9, "conv": 0.0, "launch": 0.0}, operators=20)
+    sampler = StagedSampler(PlanSpace(device, "inference", traits, Numerics.QUANTIZED))
+    history = a_history(inspection=inspection, calls=10_000_000, device=device)
+    tried: list[Plan] = []
+    while (proposal := sampler.ask(history)) is not None:
+        tried.append(proposal.plan)
+        speed = 0.99 if proposal.plan.backend == "eager" else 1.01  # neither is worth much by itself
+        trial = a_trial(proposal.plan, speed * 0.99, speed * 1.01, cold_s=5.0 * (speed > 1))
+        history = replace(history, trials=(*history.trials, trial))
+    fewer_bits = [plan for plan in tried if any("int" in name or "fp8" in name for name in plan.transforms)]
+    assert fewer_bits[0].backend != "eager"
+    common = ["int8_dynamic", "int8_weights"] if device == "cpu" else ["fp8_dynamic", "int8_dynamic", "int8_weights"]
+    alone = [plan.transforms[0] for plan in fewer_bits if plan == Plan(backend="inductor", transforms=plan.transforms)]
+    assert alone[: len(common)] == common, "those that pay for more models first"
+    in_eager = [plan for plan in fewer_bits if plan.backend == "eager"]
+    assert in_eager, "they are tried all the same, as there is time"
+    assert tried.index(in_eager[0]) > max(map(tried.index, fewer_bits[:2]))
+
+
 def test_nothing_of_it_is_tried_at_lower_levels() -> None:
     history = search(run_at({"int8_dynamic": 2.0}), Numerics.LOWER_PRECISION)
     assert not {"int8_dynamic", "int8_weights", "int4_weights"} & set(transforms_of(history))

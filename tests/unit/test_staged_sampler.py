@@ -652,6 +652,17 @@ def test_a_trial_leaves_time_for_the_quickest_other_one() -> None:
     assert (alone.plan, alone.limit_s) == (INDUCTOR, math.inf), "nothing else waits"
 
 
+def test_a_trial_that_was_refused_at_once_does_not_shorten_the_others() -> None:
+    """Its tenth of a second was taken for the time of a trial: others were ended after two tenths."""
+    refused = Failure(FailureKind.UNSUPPORTED, "compile", "no part of the model is a row program")
+    failed = Trial(0, Plan(backend="row_programs"), TrialState.FAIL, failure=refused, seconds=0.1)
+    timed = replace(a_trial(CAPTURE, 1.1, cold_s=0.0), seconds=7.0)
+    assert make_history(failed).min_noncompile_s == make_history().min_noncompile_s == BESIDE_S
+    assert make_history(failed, timed).min_noncompile_s == 7.0
+    plan = Plan(precision="bf16")
+    assert make_history(failed, timed).predict_trial_s(plan) == make_history(timed).predict_trial_s(plan)
+
+
 @pytest.mark.parametrize(
     ("plan", "is_known"),
     [

@@ -47,7 +47,7 @@ from torchwise.trial import (
 )
 from torchwise.trial.full_graph import require_full_graph
 from torchwise.trial.inspection import inspect
-from torchwise.trial.launcher import WAITING, _describe_place
+from torchwise.trial.launcher import WAITING, _describe_place, _tell_limit
 from torchwise.trial.worker import MessageKind, UserError
 
 TARGETS = Path(__file__).parent.parent / "targets" / "misbehaving.py"
@@ -118,6 +118,11 @@ def test_the_place_of_a_hang_names_a_library_without_its_folder(file: str, shown
     stacks = 'Thread 0x1:\n  File "/other.py", line 1 in run\n\nCurrent thread 0x2 (most recent call first):\n'
     assert _describe_place(f'{stacks}  File "{file}", line 134 in forward\n') == f", in forward ({shown}:134)"
     assert _describe_place("killed") == ""
+
+
+@pytest.mark.parametrize(("limit_s", "shown"), [(0.44, "0.44 s"), (2.0, "2 s"), (9.96, "10 s"), (1234.4, "1234 s")])
+def test_a_limit_of_less_than_a_second_is_not_told_as_nothing(limit_s: float, shown: str) -> None:
+    assert _tell_limit(limit_s) == f"passed its limit of {shown}"
 
 
 def test_a_hang_is_ended_with_the_command_that_asked_for_it(launcher: ProcessLauncher) -> None:

@@ -81,7 +81,11 @@ def check_effort(effort: object) -> None:
         raise InputError(f"effort is {short_repr(effort)}, but must be one of {', '.join(EFFORTS)}{near}")
 
 
+def rank_effort(effort: str) -> int:
+    """Return the place of an effort among all, that which spends least first."""
+    return list(EFFORTS).index(effort)
+
+
 def is_at_least(effort: str, other: str) -> bool:
     """Return whether an effort spends as much as another, or more."""
-    order = list(EFFORTS)
-    return order.index(effort) >= order.index(other)
+    return rank_effort(effort) >= rank_effort(other)

@@ -331,8 +331,8 @@ class History:
 
     @property
     def min_noncompile_s(self) -> float:
-        """The least seconds of a trial so far beside compiling."""
-        beside = [t.seconds - (t.costs.cold_s if t.costs else 0.0) for t in self.trials if t.state.is_finished]
+        """The least seconds of a timed trial so far beside compiling. One that was refused at once tells nothing."""
+        beside = [t.seconds - (t.costs.cold_s if t.costs else 0.0) for t in self.iter_timed()]
         return max(min(beside, default=BESIDE_S), 0.0)
 
     def predict_cold_s(self, plan: Plan) -> float:

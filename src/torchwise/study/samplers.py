@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from torchwise.plan import EAGER, Choice, Numerics, Plan, PlanSpace, Trait
 from torchwise.plan.choice import ANY, load_choices
-from torchwise.plan.effort import EFFORTS, MOST
+from torchwise.plan.effort import EFFORTS, MOST, rank_effort
 from torchwise.plan.rules import iter_changes
 from torchwise.plan.space import choices_of, complexity_of
 from torchwise.records import Failure, Trial
@@ -140,8 +140,10 @@ class StagedSampler:
         their trials. Without such studies, plans that build on the leader come first, as variants of plans that trail
         would use up the trials. While eager leads, the quickest compiled plan counts as a leader, too. A choice that
         such a plan lacks adds to its gains, and so comes before another value of one that it has. Before all comes a
-        value whose quicker kernels could not show, because the GPU waited for the host: later trials build on it. Quick
-        compiles come first. A captured leader that may be one kernel, without its capture, counts as built on it.
+        value whose quicker kernels could not show, because the GPU waited for the host: later trials build on it.
+        Quick compiles come first, and of equal ones choices of less effort, which pay for more models. Rounding to
+        fewer bits is work of its own, which a compiler joins to the work around it: it waits for a plan with a backend.
+        A captured leader that may be one kernel, without its capture, counts as built on it.
         """
         leader, foundation = history.incumbent(), history.foundation()
         waits = Trait.CONTENDED_CORES in history.traits
@@ -159,11 +161,13 @@ class StagedSampler:
             o.trial_s > history.left_s,
             not _was_hidden(o, history),
             (is_late(o), -o.expect_saving_s(history, studies) / max(o.trial_s, BESIDE_S)) if studies else (),
+            _is_unfused(o),
             o.base not in first and o.plan != uncaptured,
             is_late(o),
             o.is_replacement,
             # A compile that is short beside the rest of its trial is as good as none.
             o.overhead_s if o.overhead_s > QUICK * o.trial_s else 0.0,
+            rank_effort(o.choice.least_effort(history.inspection.traits, history.workload.device)),
             -o.gain_s,
             complexity_of(o.plan),
             o.plan.id,
@@ -298,6 +302,11 @@ def _was_hidden(option: Option, history: History) -> bool:
             if busy_s and other_s and busy_s < LOST * other_s:
                 return history.launch_gap_s(option.base) < LOST * history.launch_gap_s(trial.plan)
     return False
+
+
+def _is_unfused(option: Option) -> bool:
+    """Whether numbers are rounded to fewer bits by eager's kernels, one after the other."""
+    return option.choice.numerics is Numerics.QUANTIZED and option.base.backend == EAGER.backend
 
 
 def _parts_but(field: str, plan: Plan) -> frozenset[Any]:

@@ -115,7 +115,7 @@ class ProcessLauncher:
             sender.close()
             if not has_begun:
                 receiver.close()
-                return Failure(FailureKind.TIMED_OUT, WorkerStage.START, f"passed its limit of {limits.end_s:.0f} s")
+                return Failure(FailureKind.TIMED_OUT, WorkerStage.START, _tell_limit(limits.end_s))
             ending.pop_all()
         return self._converse(KeptWorker(process, receiver, folder, job), job, limits, on_stage, begun)
 
@@ -264,7 +264,7 @@ class _Conversation:
 
     def _make_end_failure(self) -> Failure:
         if self._waits_since is None:
-            return Failure(FailureKind.TIMED_OUT, self._stage, f"passed its limit of {self._limits.end_s:.0f} s")
+            return Failure(FailureKind.TIMED_OUT, self._stage, _tell_limit(self._limits.end_s))
         waited = f"waited {time.monotonic() - self._waits_since:.0f} s for another Torchwise process"
         return Failure(FailureKind.INTERFERED, self._stage, waited)
 
@@ -274,7 +274,7 @@ class _Conversation:
         if self._compile_deadline < self._deadline:
             passed = f"passed the compile time-out of {self._limits.compile_s:g} s{self._limits.compile_note}"
         else:
-            passed = f"passed its limit of {self._limits.time_s:.0f} s"
+            passed = _tell_limit(self._limits.time_s)
         return Failure(FailureKind.TIMED_OUT, self._stage, f"{passed}{place}", stacks)
 
     def _stacks(self) -> str:
@@ -375,6 +375,10 @@ def _clean_start(imports: str) -> Iterator[None]:
                 sys.modules["__main__"] = main
             for name, value in before.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _tell_limit(seconds: float) -> str:
+    return f"passed its limit of {seconds:.0f} s" if seconds >= 10 else f"passed its limit of {seconds:.2g} s"
 
 
 def _describe_place(stacks: str) -> str:

@@ -76,7 +76,7 @@ register(
     _make_choice(
         "fp8_dynamic",
         "linear layers multiply float8, with inputs rounded row by row",
-        0.2,
+        0.05,
         detectors=((Trait.FLOAT8, f"{WHERE}:multiplies_float8"),),  # for all of them
         **ON_FLOAT8,
     ),
