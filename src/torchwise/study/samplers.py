@@ -137,13 +137,14 @@ class StagedSampler:
         """Return the key by which the options are sorted, the next one first.
 
         Plans that can end in time come first, and then those that past studies expect to save most for each second of
-        their trials. Without such studies, plans that build on the leader come first, as variants of plans that trail
+        their trials. Rounding to fewer bits is work of its own, which a compiler joins to the work around it: in eager
+        it waits for all plans with a backend. Past studies do not tell that these open better plans. Without such
+        studies, plans that build on the leader come first, as variants of plans that trail
         would use up the trials. While eager leads, the quickest compiled plan counts as a leader, too. A choice that
         such a plan lacks adds to its gains, and so comes before another value of one that it has. Before all comes a
         value whose quicker kernels could not show, because the GPU waited for the host: later trials build on it.
-        Quick compiles come first, and of equal ones choices of less effort, which pay for more models. Rounding to
-        fewer bits is work of its own, which a compiler joins to the work around it: it waits for a plan with a backend.
-        A captured leader that may be one kernel, without its capture, counts as built on it.
+        Quick compiles come first, and of equal ones choices of less effort, which pay for more models. A captured
+        leader that may be one kernel, without its capture, counts as built on it.
         """
         leader, foundation = history.incumbent(), history.foundation()
         waits = Trait.CONTENDED_CORES in history.traits
@@ -160,8 +161,8 @@ class StagedSampler:
         return lambda o: (
             o.trial_s > history.left_s,
             not _was_hidden(o, history),
-            (is_late(o), -o.expect_saving_s(history, studies) / max(o.trial_s, BESIDE_S)) if studies else (),
             _is_unfused(o),
+            (is_late(o), -o.expect_saving_s(history, studies) / max(o.trial_s, BESIDE_S)) if studies else (),
             o.base not in first and o.plan != uncaptured,
             is_late(o),
             o.is_replacement,
