@@ -14,7 +14,7 @@ from torch.nn import functional  # noqa: E402
 
 from torchwise._torch.inductor import CONFIG  # noqa: E402
 from torchwise.compile import compile_plan  # noqa: E402
-from torchwise.compile.few_rows import operator  # noqa: E402
+from torchwise.compile.few_rows import operator, tuning  # noqa: E402
 from torchwise.compile.few_rows.forms import Form, Work, list_forms  # noqa: E402
 from torchwise.compile.transforms import transform_model  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
@@ -31,8 +31,8 @@ NAME = "multiply"
 @pytest.fixture(autouse=True)
 def use_empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(operator, "_chosen", {})
-    monkeypatch.setattr(operator, "_tuned", itertools.count(1))
+    monkeypatch.setattr(tuning, "_chosen", {})
+    monkeypatch.setattr(tuning, "_tuned", itertools.count(1))
 
 
 def make(sizes: tuple[int, ...], length: int, dtype: Any, kept: Any) -> tuple[list[Any], list[Any]]:
@@ -101,7 +101,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc,name-defined]
 @pytest.fixture
 def first_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time no forms."""
-    monkeypatch.setattr(operator, "_choose", lambda work, *_: list_forms(work)[0])
+    monkeypatch.setattr(tuning, "_choose", lambda _key, _kernel, _device, forms, *_: forms[0])
 
 
 @pytest.mark.parametrize(
@@ -170,12 +170,12 @@ def test_the_fastest_form_is_chosen_once_and_kept(monkeypatch: pytest.MonkeyPatc
     launch = operator._launch
     monkeypatch.setattr(operator, "_launch", lambda form, *given: tried.append(form) or launch(form, *given))
     operator.multiply(x, [weight], [], [], "")
-    (chosen,) = operator._chosen.values()
+    (chosen,) = tuning._chosen.values()
     assert len(set(tried)) >= 2
-    operator._chosen.clear()
+    tuning._chosen.clear()
     tried.clear()
     (found,) = operator.multiply(x, [weight], [], [], "")
-    assert [*operator._chosen.values()] == [chosen], "a later process reads it from a file"
+    assert [*tuning._chosen.values()] == [chosen], "a later process reads it from a file"
     assert set(tried) <= {chosen}
     torch.testing.assert_close(found.double(), x.double() @ weight.double().t(), rtol=1e-2, atol=1e-1)
 
@@ -188,5 +188,5 @@ def test_nothing_is_timed_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyPa
     with torch.cuda.graph(graph):
         (found,) = operator.multiply(x, [weight], [], [], "")
     graph.replay()
-    assert not operator._chosen
+    assert not tuning._chosen
     torch.testing.assert_close(found.double(), x.double() @ weight.double().t(), rtol=1e-2, atol=1e-1)

@@ -1,4 +1,4 @@
-"""Triton compiles the kernel of products of few rows for a GPU, and the code reads 16 bytes at a time."""
+"""Triton compiles kernels of few rows for a GPU, and the code reads 16 bytes at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from few_rows_compile import compile_products
+from few_rows_compile import compile_kernels
+from torchwise.compile.few_rows import attention
 from torchwise.compile.few_rows.forms import Form, Work, list_forms
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton has wheels for Linux")
@@ -44,13 +45,76 @@ def describe(work: Work, form: Form, dtype: str, kept: str) -> dict[str, Any]:
         "STARTS_EARLY": True,
         "HAS_PTX": True,
     }
-    others = [[f"*{dtype}"] * count, [f"*{dtype}"] * count, [f"*{dtype}"] * (1 if work.activation else count)]
-    return {"types": [f"*{dtype}", [f"*{kept}"] * count, *others], "constants": constants, "warps": form.warps}
+    types = {
+        "rows": f"*{dtype}",
+        "weights": [f"*{kept}"] * count,
+        "scales": [f"*{dtype}"] * count,
+        "biases": [f"*{dtype}"] * count,
+        "outputs": [f"*{dtype}"] * (1 if work.activation else count),
+    }
+    return {"name": "kernel.multiply", "types": types, "constants": constants, "warps": form.warps}
+
+
+ATTENTION: dict[str, tuple[attention.Work, str]] = {
+    "a cache and its own key": (attention.Work(8, 4, 64, 64, (512, 1), ("keep", ""), 2), "bf16"),
+    "an added mask": (attention.Work(32, 1, 128, 128, (4096,), ("add",), 2), "fp16"),
+    "float32": (attention.Work(8, 4, 64, 64, (500,), ("",), 4), "fp32"),
+    "odd sizes": (attention.Work(8, 3, 80, 48, (77,), ("keep",), 2), "bf16"),
+}
+
+
+def describe_attention(work: attention.Work, form: attention.Form, dtype: str) -> dict[str, Any]:
+    count, parts = len(work.lengths), work.count_parts(form)
+    types = {
+        "query": f"*{dtype}",
+        "keys": [f"*{dtype}"] * count,
+        "values": [f"*{dtype}"] * count,
+        "masks": ["*u8" if kind == "keep" else f"*{dtype}" for kind in work.kinds],
+        "output": f"*{dtype}",
+        "mixed_parts": "*fp32",
+        "sums": "*fp32",
+        "scale": "fp32",
+    }
+    constants = {
+        "QUERY_STRIDES": (work.rows * work.features, 0, work.features),
+        "KEY_STRIDES": [(length * work.features, 0, work.features) for length in work.lengths],
+        "VALUE_STRIDES": [(length * work.outputs, 0, work.outputs) for length in work.lengths],
+        "MASK_STRIDES": [(0, 0, 0, 1)] * count,
+        "COUNT": count,
+        "LENGTHS": work.lengths,
+        "STEPS": [min(form.tiles, -(-length // form.block)) for length in work.lengths],
+        "SECOND": 1,
+        "ROWS": work.rows,
+        "INNER": work.features,
+        "OUTER": work.outputs,
+        "KINDS": work.kinds,
+        "BLOCK_ROWS": attention.MAX_ROWS,
+        "BLOCK_INNER": 1 << (work.features - 1).bit_length(),
+        "BLOCK_OUTER": 1 << (work.outputs - 1).bit_length(),
+        "BLOCK": form.block,
+        "PARTS": parts,
+        "TILES": form.tiles,
+        "STARTS_EARLY": True,
+    }
+    return {"name": "attention_kernel.attend", "types": types, "constants": constants, "warps": form.warps}
+
+
+def test_attention_compiles_and_reads_16_bytes_at_a_time(tmp_path: Path) -> None:
+    named = {
+        f"{name}, {form}": describe_attention(work, form, dtype)
+        for name, (work, dtype) in ATTENTION.items()
+        for form in (attention.list_forms(work)[0], attention.list_forms(work)[-1])
+    }
+    for name, text in zip(named, compile_kernels([*named.values()], tmp_path), strict=True):
+        assert "ld.global.v4.b32" in text or "cp.async.cg.shared.global" in text, name
+        before, after = text.split("griddepcontrol.wait", 1)
+        assert not re.search(r"ld\.global|st\.global", before), f"{name}: it reads nothing before it has waited"
+        assert "ld.local" not in after, f"{name}: no register goes to memory"
 
 
 def test_likely_forms_compile_and_read_16_bytes_at_a_time(tmp_path: Path) -> None:
     kernels = [describe(work, list_forms(work)[0], *types) for work, *types in CASES.values()]
-    for name, text in zip(CASES, compile_products(kernels, tmp_path), strict=True):
+    for name, text in zip(CASES, compile_kernels(kernels, tmp_path), strict=True):
         loads = re.findall(r"ld\.global\S*evict_first\S*?\.(v\d\.b32|b\d+)", text)
         assert loads, name
         assert set(loads) == {"v4.b32"}, name
@@ -63,4 +127,4 @@ def test_likely_forms_compile_and_read_16_bytes_at_a_time(tmp_path: Path) -> Non
 @pytest.mark.nightly
 def test_all_forms_compile(tmp_path: Path) -> None:
     forms = [(work, form, types) for work, *types in CASES.values() for form in list_forms(work)]
-    assert all(compile_products([describe(work, form, *types) for work, form, types in forms], tmp_path))
+    assert all(compile_kernels([describe(work, form, *types) for work, form, types in forms], tmp_path))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dynamo_graphs import rewrite_and_call
-from torchwise.compile.few_rows import operator
+from torchwise.compile.few_rows import operator, tuning
 from torchwise.compile.few_rows.forms import MAX_SUMS, READ, Form, Work, list_forms
 from torchwise.compile.transforms import transform_model
 from torchwise.compile.transforms.function_graphs import products_of_few_rows
@@ -34,7 +34,7 @@ Products = list[tuple[int, str]]
 def use_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have the kernel answer on a CPU, also for small weights."""
     monkeypatch.setattr(operator, "runs_kernels", lambda _device: True)
-    monkeypatch.setattr(operator, "_chosen", {})
+    monkeypatch.setattr(tuning, "_chosen", {})
     monkeypatch.setattr(products_of_few_rows, "MIN_BYTES", 1)
     with torch.no_grad():
         yield
@@ -218,7 +218,7 @@ def test_products_of_few_rows_are_taken_with_the_same_answers(name: str) -> None
 
 def score(model: Any, x: Tensor, keys: Tensor) -> Tensor:
     queries = model.a(x).view(2, 2, 4)
-    return torch.softmax(queries @ keys.mT, -1) @ keys + torch.bmm(queries, keys[:, :4])
+    return torch.relu(queries @ keys.mT) @ keys + torch.bmm(queries, keys[:, :4])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -411,23 +411,23 @@ def test_pytorch_rounds_no_more_than_the_kernel() -> None:
 
 
 def test_pytorchs_product_stays_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator, "_choose", lambda *_: None)
+    monkeypatch.setattr(tuning, "_choose", lambda *_: None)
     monkeypatch.setattr(operator, "_launch", None)
     x, weight = draw(1, LENGTH), draw(5, LENGTH)
     torch.testing.assert_close(operator.multiply(x, [weight], [], [], ""), [x @ weight.t()])
-    assert [*operator._chosen.values()] == [None], "it is not chosen again"
+    assert [*tuning._chosen.values()] == [None], "it is not chosen again"
 
 
 def test_copies_for_timing_are_larger_than_a_cache_but_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator, "MIN_COPIED", 1000)
+    monkeypatch.setattr(tuning, "MIN_COPIED", 1000)
     weights = (draw(5, 4), draw(3, 4))
-    copies = operator._copy(weights)
-    assert copies[0] is weights
+    copies = tuning.copy_tensors(weights)
+    assert all(one is other for one, other in zip(copies[0], weights, strict=True))
     assert len(copies) == 8
     assert all(torch.equal(one, other) for copy in copies for one, other in zip(copy, weights, strict=True))
-    monkeypatch.setattr(operator, "MAX_COPIES", 3)
-    assert len(operator._copy(weights)) == 3
-    assert len(operator._copy((draw(50, 50),))) == 1
+    monkeypatch.setattr(tuning, "MAX_COPIES", 3)
+    assert len(tuning.copy_tensors(weights)) == 3
+    assert len(tuning.copy_tensors((draw(50, 50),))) == 1
 
 
 def test_it_is_proposed_for_large_weights_that_meet_few_rows_on_a_gpu() -> None:

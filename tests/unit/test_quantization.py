@@ -248,6 +248,16 @@ def test_layers_far_smaller_than_the_largest_are_left_alone() -> None:
     assert list_layers(nn.Sequential(nn.Linear(8, 8), nn.Linear(256, 256), nn.Linear(256, 10))) == ["1", "2"]
 
 
+def test_many_layers_far_smaller_than_the_largest_have_fewer_bits_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a last layer of many words, keys and values of a Llama are small. But there are as many as layers."""
+    monkeypatch.setattr(quantization, "LARGE", 64 * 16)
+    few, tiny = [nn.Linear(64, 16) for _ in range(2)], [nn.Linear(32, 16) for _ in range(40)]
+    head = nn.Linear(64, 4096)
+    assert list_layers(nn.Sequential(head, few[0], nn.Linear(64, 48))) == ["0", "2"]
+    assert list_layers(nn.Sequential(head, *few, few[0], nn.Linear(64, 16))) == ["0", "1", "2", "4"]
+    assert list_layers(nn.Sequential(head, *tiny)) == ["0"], "a kernel takes as long without reading them"
+
+
 @pytest.mark.parametrize(
     ("name", "inputs", "outputs", "fits"),
     [

@@ -1,25 +1,17 @@
-"""The operator of products of few rows, which compiled code calls, and the choice of the form of its kernel.
+"""The operator of products of few rows, which compiled code calls.
 
-A form is chosen by time, on the first call for each kind of products. The weights of these calls are copies, and so
-many that none is in the GPU's cache when it is read again, as in a model. PyTorch's own product is tried as well. The
-choice is kept beside compiled code.
+The form of its kernel is chosen by time (`tuning.py`). The weights of these calls are copies, and so many that none is
+in the GPU's cache when it is read again, as in a model.
 
 Inductor takes the operator as it is, and joins the work around it to other kernels.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
 import importlib
-import importlib.metadata
-import importlib.util
 import itertools
-import json
-import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,16 +20,10 @@ from torch.nn import functional
 
 from torchwise._torch.hopper import is_hopper
 from torchwise.compile.few_rows.forms import Form, Work, list_forms
-from torchwise.compile.programs.build import write_whole
-from torchwise.compile.programs.gpu.launch import find_folder, is_capturing, pick_fastest, time_calls, try_kept
-from torchwise.errors import UnsupportedError
+from torchwise.compile.few_rows.tuning import copy_tensors, find_form
 
 KERNEL = "torchwise.compile.few_rows.kernel"
 MAX_ROWS = 8
-TUNING_S = 12.0
-"""Seconds after which no further form of the first kind of products is tried. The second has half of it, and so on."""
-MIN_COPIED, MAX_COPIES = 192 << 20, 16
-"""Bytes of the weights of all timed calls, of which no cache holds much, and most copies of the weights."""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": functional.silu, "relu": functional.relu}
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 LOW_BITS = (torch.int8, torch.float8_e4m3fn)
@@ -47,8 +33,6 @@ _library = torch.library.Library("torchwise", "DEF")
 _library.define(
     "products_of_few_rows(Tensor rows, Tensor[] weights, Tensor[] scales, Tensor[] biases, str activation) -> Tensor[]"
 )
-_chosen: dict[Any, Form | None] = {}
-_lock, _tuned = threading.Lock(), itertools.count(1)
 _starts_early = functools.cache(is_hopper)
 
 
@@ -74,11 +58,21 @@ def multiply(
     )
     given = (flat, tuple(weights), tuple(scales), tuple(biases))
     key = (work, rows.device, rows.dtype, weights[0].dtype, *(one[0].dtype if one else None for one in given[2:]))
-    if key not in _chosen and not is_capturing(rows.device):
-        with _lock:
-            if key not in _chosen:
-                _chosen[key] = _choose(work, key, *given)
-    form = _chosen.get(key)  # none yet if it is captured, as nothing can be timed or compiled then
+
+    def begin_timing() -> tuple[Callable[[Form | None], object], int]:
+        copies = copy_tensors(given[1])
+        turns = itertools.cycle(copies)
+
+        def compute(form: Form | None) -> object:
+            copied = next(turns)
+            if form is None:
+                return multiply_plainly(rows, copied, scales, biases, activation)
+            return _launch(form, work, flat, copied, *given[2:])
+
+        return compute, len(copies)
+
+    forms = list_forms(work)
+    form = find_form(key, KERNEL, rows.device, forms, lambda form: _launch(form, work, *given), begin_timing)
     if form is None:
         return multiply_plainly(rows, weights, scales, biases, activation)
     return _unflatten(_launch(form, work, *given), rows)
@@ -170,64 +164,3 @@ def _launch(
 @functools.cache
 def _load_kernel() -> Any:
     return importlib.import_module(KERNEL).multiply
-
-
-def _choose(
-    work: Work,
-    key: Any,
-    rows: Tensor,
-    weights: tuple[Tensor, ...],
-    scales: tuple[Tensor, ...],
-    biases: tuple[Tensor, ...],
-) -> Form | None:
-    """Return the fastest form, or None if PyTorch's own product is faster."""
-    forms = list_forms(work)
-    if not rows.is_cuda:
-        return forms[0]
-    file = _find_file(key, rows.device)
-
-    def attempt(kept: dict[str, int] | None) -> Form | None:
-        if kept is None:
-            return None
-        _launch(form := Form(**kept), work, rows, weights, scales, biases)
-        return form
-
-    with contextlib.suppress(UnsupportedError):
-        return try_kept(file, attempt)
-    copies = _copy(weights)
-
-    def measure(form: Form | None) -> tuple[float, None]:
-        def call() -> None:
-            given = next(turns)
-            if form is None:
-                multiply_plainly(rows, given, scales, biases, work.activation)
-            else:
-                _launch(form, work, rows, given, scales, biases)
-
-        turns = itertools.cycle(copies)
-        call()
-        return time_calls(call, rows.device, max(len(copies), 4)), None
-
-    form, _ = pick_fastest([None, *forms], measure, TUNING_S / next(_tuned))
-    with contextlib.suppress(OSError):  # the next process chooses again
-        write_whole(file, json.dumps(vars(form) if form is not None else None).encode())
-    return form
-
-
-def _copy(weights: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
-    """Return the weights and copies of them, together larger than any cache, or fewer if memory is short."""
-    copies = [weights]
-    size = sum(one.nbytes for one in weights)
-    with contextlib.suppress(torch.OutOfMemoryError):
-        while len(copies) < MAX_COPIES and len(copies) * size < MIN_COPIED:
-            copies.append(tuple(one.clone() for one in weights))
-    return copies
-
-
-def _find_file(key: Any, device: torch.device) -> Path:
-    spec = importlib.util.find_spec(KERNEL)
-    assert spec is not None
-    assert spec.origin is not None
-    name, triton = torch.cuda.get_device_name(device), importlib.metadata.version("triton")
-    facts = (repr((key[0], *key[2:])), name, triton, torch.__version__, Path(spec.origin).read_text())
-    return find_folder() / f"products_{hashlib.sha256(repr(facts).encode()).hexdigest()[:40]}.json"

@@ -43,7 +43,7 @@ NEED_WEIGHTS = 15
 
 def rewrite(graph: Graph) -> int:
     """Put fused attention in the place of written-out attention, and return how often."""
-    rewrites = {"matmul": _rewrite_product, "einsum": _rewrite_product, "multi_head_attention_forward": _forgo_weights}
+    rewrites = {"matmul": rewrite_product, "einsum": rewrite_product, "multi_head_attention_forward": _forgo_weights}
     return sum(rewrites[name](graph, node) for node in list(graph.nodes) if (name := name_of(node)) in rewrites)
 
 
@@ -61,7 +61,8 @@ def _forgo_weights(_: Graph, node: Node) -> bool:
     return True
 
 
-def _rewrite_product(graph: Graph, product: Node) -> bool:
+def rewrite_product(graph: Graph, product: Node) -> bool:
+    """Put fused attention in the place of the attention that a product ends, and return whether it ends one."""
     found = _read_last(product)
     scores = read_scores(found[0], product) if found is not None else None
     if found is None or scores is None or not _fits(scores, found[1], product):
@@ -69,11 +70,11 @@ def _rewrite_product(graph: Graph, product: Node) -> bool:
     operands, batch = (scores.query, scores.key, found[1]), scores.sizes[:-2]
     answer: Any = value_of(product)
     with graph.inserting_before(product):
-        query, key, value = (_lay_out(graph, one, batch) for one in operands)
-        options: dict[str, Any] = {"attn_mask": _make_mask(graph, scores, answer.dtype), "scale": scores.scale}
+        query, key, value = (lay_out(graph, one, batch) for one in operands)
+        options: dict[str, Any] = {"attn_mask": make_mask(graph, scores, answer.dtype), "scale": scores.scale}
         made = graph.call_function(functional.scaled_dot_product_attention, (query, key, value), options)
         made.meta[VALUE] = answer.new_empty((*_sizes_of(query)[:-1], _sizes_of(value)[-1]))
-        fused = _lay_back(graph, made, answer.shape, found[2])
+        fused = lay_back(graph, made, answer.shape, found[2])
     replace(product, fused)
     return True
 
@@ -114,25 +115,26 @@ def _fits(scores: Scores, values: Operand, product: Node) -> bool:
     ):
         return False
     batches = [[t.shape[dim] for dim in o.order[:-2]] for t, o in zip(tensors, operands, strict=True)]  # type: ignore[union-attr]
-    if not same_sizes(batches[0], batches[1]) or not all(_can_become(one, sizes[:-2]) for one in batches):
+    if not same_sizes(batches[0], batches[1]) or not all(can_become(one, sizes[:-2]) for one in batches):
         return False
-    if name_of(product) == "matmul" and not _can_become(answer.shape[:-2], sizes[:-2]):
+    if name_of(product) == "matmul" and not can_become(answer.shape[:-2], sizes[:-2]):
         return False
     if any(writes(node) and node not in scores.steps for node in list_between(scores.product, product)):
         return False
     is_sole = len(scores.masks) == 1
-    return all(_can_mask(mask, answer.dtype, len(sizes), is_sole=is_sole) for mask in scores.masks)
+    return all(can_mask(mask, answer.dtype, len(sizes), is_sole=is_sole) for mask in scores.masks)
 
 
-def _can_become(batch: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Whether a view can divide or join these dimensions into others. Sizes that vary stay as they are."""
+def can_become(batch: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Return whether a view can divide or join these dimensions into others. Sizes that vary stay as they are."""
     if same_sizes(batch, other):
         return True
     are_numbers = all(isinstance(size, int) for size in (*batch, *other))
     return are_numbers and math.prod(batch) == math.prod(other)
 
 
-def _can_mask(mask: Mask, dtype: torch.dtype, dims: int, *, is_sole: bool) -> bool:
+def can_mask(mask: Mask, dtype: torch.dtype, dims: int, *, is_sole: bool) -> bool:
+    """Return whether a mask of the fused attention can take the place of one."""
     tensor = value_of(mask.tensor)
     if tensor is None or not 1 <= tensor.dim() <= dims:
         return False
@@ -145,8 +147,8 @@ def _can_mask(mask: Mask, dtype: torch.dtype, dims: int, *, is_sole: bool) -> bo
     return dtype is not torch.float16 and (is_sole or mask.fill <= torch.finfo(dtype).min / 4)
 
 
-def _lay_out(graph: Graph, operand: Operand, batch: Sequence[Any]) -> Node:
-    """Return an operand with its length and its features last, in four dimensions."""
+def lay_out(graph: Graph, operand: Operand, batch: Sequence[Any]) -> Node:
+    """Add an operand with its length and its features last, in four dimensions."""
     node, order = operand.node, operand.order
     swapped = (*order[:-2], order[-1], order[-2])
     if order != tuple(range(len(order))):
@@ -173,7 +175,7 @@ def _source_of_transposed(node: Node) -> Node | None:
     return source if dims == {value.dim() - 1, value.dim() - 2} and not any(map(writes, source.users)) else None
 
 
-def _lay_back(graph: Graph, made: Node, sizes: Sequence[Any], order: tuple[int, ...]) -> Node:
+def lay_back(graph: Graph, made: Node, sizes: Sequence[Any], order: tuple[int, ...]) -> Node:
     """Return the answer of fused attention with the sizes and the order of dimensions of the product."""
     before = [sizes[order.index(place)] for place in range(len(sizes))]
     node = made
@@ -185,7 +187,7 @@ def _lay_back(graph: Graph, made: Node, sizes: Sequence[Any], order: tuple[int, 
     return node if order == tuple(range(len(order))) else add_call(graph, "permute", node, order)
 
 
-def _make_mask(graph: Graph, scores: Scores, dtype: torch.dtype) -> Node | None:
+def make_mask(graph: Graph, scores: Scores, dtype: torch.dtype) -> Node | None:
     """Return one mask for all steps: of booleans for one that hides scores, else a tensor that is added."""
     made: Node | None = None
     masks = scores.masks

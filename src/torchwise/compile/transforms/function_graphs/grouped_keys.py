@@ -29,6 +29,8 @@ from torchwise.compile.transforms.function_graphs.nodes import (
 
 HEADS, DIMS = 1, 4
 """The dimension of heads, of four."""
+ENABLE_GQA = 7
+"""The place of the argument that tells fused attention of groups."""
 
 
 def has_repeated_keys(graph: Graph) -> bool:
@@ -40,10 +42,11 @@ def has_repeated_keys(graph: Graph) -> bool:
 def rewrite(graph: Graph) -> int:
     """Have fused attention read keys and values that were not repeated, and return how often."""
     fused = [node for node in graph.nodes if name_of(node) == "scaled_dot_product_attention"]
-    return sum(_share(graph, node) for node in fused)
+    return sum(share_keys(graph, node) for node in fused)
 
 
-def _share(graph: Graph, node: Node) -> bool:
+def share_keys(graph: Graph, node: Node) -> bool:
+    """Have one fused attention read keys and values that were not repeated, and return whether they were."""
     given = [argument(node, place, name) for place, name in enumerate(("query", "key", "value"))]
     key, value = map(_source_of_repeated, given[1:])
     query = value_of(given[0])
@@ -52,9 +55,9 @@ def _share(graph: Graph, node: Node) -> bool:
     if any(writes(between) for repeated in given[1:] for between in list_between(repeated, node)):
         return False
     groups: Any = _sizes_of(key[0])[HEADS]
-    if not isinstance(groups, int) or argument(node, 7, "enable_gqa", False):
+    if not isinstance(groups, int) or argument(node, ENABLE_GQA, "enable_gqa", False):
         return False
-    if _treats_rows_alike(node):
+    if treats_rows_alike(node):
         _fold(graph, node, (given[0], key[0], value[0]), groups, key[1])
     else:
         rest = dict(zip(("attn_mask", "dropout_p", "is_causal"), node.args[3:], strict=False))
@@ -62,6 +65,19 @@ def _share(graph: Graph, node: Node) -> bool:
         node.kwargs = {**rest, **_without_inputs(node), "enable_gqa": True}
     for repeated in given[1:]:
         remove_unread(repeated)
+    return True
+
+
+def fold_groups(graph: Graph, node: Node) -> bool:
+    """Make the queries of a group rows of one head where fused attention is told of groups, if that is the same."""
+    given = [argument(node, place, name) for place, name in enumerate(("query", "key", "value"))]
+    heads, *shared = [sizes[HEADS] if len(sizes) == DIMS else None for sizes in map(_sizes_of, given)]
+    if not treats_rows_alike(node) or not isinstance(heads, int) or shared[0] is None or shared[0] != shared[1]:
+        return False
+    if not isinstance(shared[0], int) or heads % shared[0] or len(node.args) > ENABLE_GQA:
+        return False
+    node.kwargs = {name: option for name, option in node.kwargs.items() if name != "enable_gqa"}
+    _fold(graph, node, (given[0], given[1], given[2]), shared[0], heads // shared[0])
     return True
 
 
@@ -82,7 +98,7 @@ def _fold(graph: Graph, node: Node, inputs: tuple[Any, Any, Any], groups: int, t
     heads.meta[VALUE], result.meta[VALUE] = answer.unflatten(HEADS, (groups, times)), answer
 
 
-def _treats_rows_alike(node: Node) -> bool:
+def treats_rows_alike(node: Node) -> bool:
     """Whether attention has no dropout and no mask that differs from head to head, or from row to row."""
     if argument(node, 4, "dropout_p", 0.0) != 0 or argument(node, 5, "is_causal", False) is not False:
         return False

@@ -248,6 +248,7 @@ _REMOVABLE |= {
     "type_as",
     "type",
     "permute",
+    "cat",
     "movedim",
     "expand",
     "repeat_interleave",

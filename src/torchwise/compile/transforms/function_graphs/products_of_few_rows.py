@@ -6,9 +6,9 @@ this case. It also has less to launch and to write down: products of the same ro
 of their weights, and so is a gate with its activation (https://arxiv.org/abs/2002.05202). Weights of few bits with a
 scale for each output are read as such.
 
-Beside them, products of few rows with each matrix of a batch, as in attention over a cache, are written as sums in
-float32. Inductor makes one kernel of such a sum with the work around it, where a library would launch a kernel for
-matrices that are mostly empty.
+Attention of few rows becomes an operator of our own, too (`attention_of_few_rows.py`). Other products of few rows with
+each matrix of a batch are written as sums in float32. Inductor makes one kernel of such a sum with the work around it,
+where a library would launch a kernel for matrices that are mostly empty.
 
 Each number of the answer is the same sum as before, in float32.
 """
@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from torchwise.compile.few_rows.operator import ACTIVATIONS, LOW_BITS, MAX_ROWS, TYPES, products_of_few_rows
+from torchwise.compile.transforms.function_graphs import attention_of_few_rows
 from torchwise.compile.transforms.function_graphs.nodes import (
     VALUE,
     add_call,
@@ -101,6 +102,7 @@ def rewrite(graph: Graph) -> int:
     for group in groups:
         _replace(graph, group, moved)
     if groups:
+        attention_of_few_rows.rewrite(graph)
         for node in list(graph.nodes):
             if _is_of_batch(node):
                 _write_sum(graph, node)

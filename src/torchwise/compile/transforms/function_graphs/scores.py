@@ -80,12 +80,22 @@ class Scores:
 def read_scores(weights: Any, product: Node) -> Scores | None:
     """Return the scores whose softmax `weights` is, or None. All that lies between is for `product` alone."""
     softmax = _skip_harmless(weights, product)
-    if softmax is None or name_of(softmax) != "softmax" or writes(softmax) or not _is_over_last(softmax):
+    if softmax is None or not is_softmax(softmax):
         return None
+    return read_below(softmax.args[0] if softmax.args else None, softmax)
+
+
+def is_softmax(node: Node) -> bool:
+    """Whether a node is a softmax over the last dimension."""
+    return name_of(node) == "softmax" and not writes(node) and _is_over_last(node)
+
+
+def read_below(node: Any, user: Node) -> Scores | None:
+    """Return the scores that `node` is, or None. All that lies between is for `user` alone."""
     masks: list[Mask] = []
     sizes: tuple[Any, ...] | None = None
     steps: list[Node] = []
-    scale, user, node = 1.0, softmax, softmax.args[0] if softmax.args else None
+    scale = 1.0
     while isinstance(node, Node) and (value := value_of(node)) is not None and is_only_for(node, user):
         if (found := _read_product(node)) is not None:
             query, key, factor, added = found

@@ -2,7 +2,7 @@
 
 The weights are rounded when the copy is made, so a plan is stale when they change (`Choice.derives_weights`). Layers
 stay as they are if code may watch or change them (a class of its own, hooks, parametrizations), if the format does not
-fit their sizes, or if they are far smaller than the largest: they would gain nothing.
+fit their sizes, or if they are far smaller than the largest, and few: they would gain nothing.
 
 `nn.MultiheadAttention` stays as it is, too. It passes the weights of its `out_proj` to a function and never calls that
 layer, so another class of it would change nothing.
@@ -10,6 +10,7 @@ layer, so another class of it would change nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -36,7 +37,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_INPUTS = 2**17
 """Inputs of a layer: more products of two numbers of 8 bits may not fit into the sum, which has 32."""
 SMALL = 0.01
-"""Share of the largest weight below which a layer stays as it is."""
+"""Share of the largest weight below which a layer stays as it is, unless all of its sizes have that of all weights."""
+LARGE = 1 << 19
+"""Numbers of a weight with fewer of which the latter does not count: to read it takes no longer than to begin to."""
 FLOAT8_CAPABILITY = (8, 9)
 """The GPUs that multiply float8."""
 
@@ -147,9 +150,14 @@ def _quantize(
 def _list_layers(call: Any, kind: type[QuantizedLinear]) -> dict[str, int]:
     if not isinstance(call, nn.Module):
         return {}
-    found = {name: part.weight.numel() for name, part in call.named_modules() if _fits(part, kind) and "," not in name}
-    least = SMALL * max(found.values(), default=0)
-    return {name: size for name, size in found.items() if size >= least}
+    parts = {name: part.weight for name, part in call.named_modules() if _fits(part, kind) and "," not in name}
+    found = {name: weight.numel() for name, weight in parts.items()}
+    alike = Counter[torch.Size]()
+    for weight in parts.values():
+        alike[weight.shape] += weight.numel()
+    least, least_alike = SMALL * max(found.values(), default=0), SMALL * sum(found.values())
+    many = {shape for shape, numbers in alike.items() if shape.numel() >= LARGE and numbers >= least_alike}
+    return {name: size for name, size in found.items() if size >= least or parts[name].shape in many}
 
 
 def _fits(part: nn.Module, kind: type[QuantizedLinear]) -> bool:
