@@ -23,6 +23,7 @@ from torchwise.compile.programs.build import find_exchange, load_module
 from torchwise.compile.programs.complex_numbers import join_complex, split_complex
 from torchwise.compile.programs.gpu.target import GpuTarget
 from torchwise.compile.programs.noise import draw_inside, free_noise
+from torchwise.compile.programs.recurrent_cells import decompose_gru_cell, decompose_lstm_cell
 from torchwise.compile.programs.region_map import announce
 from torchwise.compile.programs.regions import CpuTarget, Region, Target, find_regions, tell_refusals
 from torchwise.compile.programs.source import write_source
@@ -177,7 +178,12 @@ def _make_maker(target: Target, regions: Sequence[Region]) -> Maker:
 def _list_decompositions() -> dict[Any, Callable[..., Any]]:
     """Return how to decompose operators. Those that only draw random numbers stay whole, as their parts draw others."""
     table = torch.export.default_decompositions()
-    own = {torch.ops.aten.eye.default: _decompose_eye, torch.ops.aten.eye.m: _decompose_eye}
+    own = {
+        torch.ops.aten.eye.default: _decompose_eye,
+        torch.ops.aten.eye.m: _decompose_eye,
+        torch.ops.aten._thnn_fused_gru_cell.default: decompose_gru_cell,
+        torch.ops.aten._thnn_fused_lstm_cell.default: decompose_lstm_cell,
+    }
     return {one: write for one, write in table.items() if str(one) not in DRAWS} | own
 
 
