@@ -5,7 +5,8 @@ There is one benchmark for each level of numbers:
 
 - fp32: the float32 model. Torchwise may use what keeps its precision.
 - bf16: the model in bfloat16, for all contenders.
-- int8: the float32 model. Torchwise may use numbers of fewer bits, within a relative error of --tolerance.
+- int8: the float32 model. Torchwise and int8-dynamic may use numbers of fewer bits, within a relative error of
+  --tolerance.
 - fp8: the same for the model in bfloat16, beside which all other ways stay in bfloat16.
 
 On a CPU the other ways are Inductor, OpenVINO and ONNX Runtime, and on a GPU (--device cuda) Inductor in three modes.
@@ -68,13 +69,11 @@ class Level:
         allow: the loosest numerics that Torchwise may use.
         others: the other ways to run the model on each device. Those that this version does not know are left out, and
             named.
-        unjudged: contenders that count as other ways although they round more than the model does.
     """
 
     is_bf16: bool
     allow: str
     others: Mapping[str, tuple[str, ...]]
-    unjudged: tuple[str, ...] = ()
 
     def list_contenders(self, device: str) -> tuple[str, ...]:
         """Return all ways to run the model on a device."""
@@ -86,7 +85,7 @@ COMPILERS = {"cpu": (INDUCTOR, "openvino", "onnxruntime"), "cuda": MODES}
 LEVELS = {
     "fp32": Level(False, "same-precision", COMPILERS),
     "bf16": Level(True, "same-precision", COMPILERS),
-    "int8": Level(False, "quantized", {"cpu": (INDUCTOR, "int8-dynamic"), "cuda": MODES}, unjudged=("int8-dynamic",)),
+    "int8": Level(False, "quantized", {"cpu": (INDUCTOR, "int8-dynamic"), "cuda": MODES}),
     "fp8": Level(True, "quantized", COMPILERS),
 }
 
@@ -169,13 +168,13 @@ def summarize(benchmark: Benchmark, name: str) -> list[str]:
         scales = [scale_of(benchmark, workload) for workload in found]
         if not scales:
             continue
-        speeds = find_speeds(scales[0], level)
+        speeds = find_speeds(scales[0])
         rows.append(describe_model(model, benchmark.select_rows(found[0]), scales[0], level, device))
         if TORCHWISE not in speeds:
             continue
         if INDUCTOR in speeds:
             over_inductor.append(ratio_of(speeds[TORCHWISE], speeds[INDUCTOR]))
-        if best := compare_best(scales[0], level):
+        if best := compare_best(scales[0]):
             over_best.append(best[1])
             if best[1].mid < BEHIND:
                 behind.append(f"- {model}: {show.speedup(best[1])} the speed of {best[0]}")
@@ -200,32 +199,26 @@ def summarize(benchmark: Benchmark, name: str) -> list[str]:
 
 def describe_model(model: str, rows: tuple[Row, ...], scale: Scale, level: Level, device: str) -> str:
     """Return a row of the table. A contender that was not timed, or whose answers are not right, has its state."""
-    by_name, speeds = {row.contender: row for row in rows}, find_speeds(scale, level)
+    by_name, speeds = {row.contender: row for row in rows}, find_speeds(scale)
     cells = [model, show.seconds(scale.eager_s)]
     for name in (*level.others[device], TORCHWISE):
         row = by_name.get(name)
         state = row.answers[0] if row else "not run"
         cells.append(show.speedup(speeds[name]) if name in speeds else state)
-        if row and name in speeds and not row.is_right:
-            cells[-1] += f", {state}"
-    own, best = by_name.get(TORCHWISE), compare_best(scale, level)
+    own, best = by_name.get(TORCHWISE), compare_best(scale)
     cells.append(str(own.plan) if own and own.plan else show.NONE)
     cells.append(f"{show.speedup(best[1])} ({best[0]})" if best else show.NONE)
     return f"| {' | '.join(cells)} |"
 
 
-def find_speeds(scale: Scale, level: Level) -> dict[str, Interval]:
-    """Return the speed-ups over eager of the contenders with right answers, and of those that are not judged."""
-    return {
-        one.row.contender: one.speedup
-        for one in scale.rows
-        if one.row.is_right or (one.row.is_timed and one.row.contender in level.unjudged)
-    }
+def find_speeds(scale: Scale) -> dict[str, Interval]:
+    """Return the speed-ups over eager of the contenders with right answers."""
+    return {one.row.contender: one.speedup for one in scale.rows if one.row.is_right}
 
 
-def compare_best(scale: Scale, level: Level) -> tuple[str, Interval] | None:
+def compare_best(scale: Scale) -> tuple[str, Interval] | None:
     """Return the best other way and Torchwise's speed over it: in one process where the two had a duel."""
-    speeds = find_speeds(scale, level)
+    speeds = find_speeds(scale)
     others = {name: speed for name, speed in speeds.items() if name != TORCHWISE}
     if TORCHWISE not in speeds or not others:
         return None

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,17 +15,20 @@ import torch
 from brief import BRIEF
 from live_decisions import make_decision
 from torchwise import apply
-from torchwise.bench import BenchRequest, run_benchmark
+from torchwise.bench import BenchRequest, contender_worker, run_benchmark
 from torchwise.bench.contenders import BUILT_IN, Setting, find, load_contenders
 from torchwise.bench.contenders.torchwise import Torchwise, check_served
+from torchwise.bench.request import ContenderJob
 from torchwise.errors import InputError, StalePlanError, StorageError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.effort import EFFORTS
-from torchwise.records import Failure
+from torchwise.plan.workload_spec import WorkloadSpec
+from torchwise.records import Failure, Outcome
 from torchwise.records.benchmark import Benchmark, RowState
 from torchwise.records.listener import Listener
 from torchwise.records.scale import scale_of
 from torchwise.trial import Limits, ProcessLauncher
+from torchwise.trial.job import Job
 from torchwise.trial.launcher import OnStage
 from torchwise.trial.worker import Assignment
 from torchwise.workload import Example, Workload
@@ -199,6 +203,31 @@ def test_a_store_of_rulings_that_cannot_be_reached_costs_no_row(monkeypatch: pyt
 def test_rows_are_json(rows: dict[str, Any]) -> None:
     _, benchmark = rows["eager"]
     assert json.loads(benchmark.to_json())["schema"] == "torchwise.bench/1"
+
+
+@pytest.mark.parametrize(("rounds", "tolerance"), [(True, 0.05), (True, None), (False, 0.05)])
+def test_the_tolerance_judges_contenders_of_fewer_bits(
+    rounds: bool, tolerance: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torchwise's own plans are judged by it. So the same answers were right in one row and wrong in another."""
+    contender = SimpleNamespace(rounds=True) if rounds else SimpleNamespace()
+    monkeypatch.setattr(contender_worker, "load_contenders", lambda: {"mine": contender})
+    model, x = torch.nn.Linear(4, 4).eval(), torch.randn(2, 4)
+    workload = Workload(model, (Example((x,)),))
+    trial = SimpleNamespace(
+        call=lambda given: 1.01 * model(given), harness=SimpleNamespace(workload=workload), verify=lambda _: "verified"
+    )
+    spec = WorkloadSpec("live:model", device="cpu", tolerance=tolerance)
+    job = ContenderJob("contend", Job("try", spec), "mine")
+    with torch.no_grad():
+        found = contender_worker._verify(job, trial, print)  # type: ignore[arg-type]
+    if rounds and tolerance:
+        assert found.outcome is Outcome.PASS
+        trial.call = lambda given: 1.1 * model(given)
+        with torch.no_grad():
+            assert contender_worker._verify(job, trial, print).outcome is Outcome.FAIL  # type: ignore[arg-type]
+    else:
+        assert found == "verified"  # type: ignore[comparison-overlap]
 
 
 def test_the_contender_of_fewer_bits_rounds_the_layers_of_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,6 +158,11 @@ def test_volumes_have_a_memory_format_of_their_own() -> None:
         (("precision", "tf32"), {"traits": frozenset({"gemm"})}, lacks(Trait.FLOAT32)),
         (("precision", "bf16"), {"traits": frozenset()}, lacks(Trait.FLOATING)),
         (
+            ("precision", "bf16"),
+            {"traits": frozenset({"floating", "half"})},
+            "all of the model's numbers have 16 bits already",
+        ),
+        (
             ("transforms", "complex_to_real"),
             {"traits": ALL_TRAITS - {"complex"}},
             lacks(Trait.COMPLEX),

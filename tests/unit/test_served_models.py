@@ -60,13 +60,12 @@ def test_only_right_answers_count(served: ModuleType) -> None:
     assert "plain Inductor: no figure yet." in text
 
 
-def test_the_usual_way_to_fewer_bits_counts_and_is_marked(served: ModuleType) -> None:
-    rows = a_row("eager", 1.0), a_row("int8-dynamic", 3.0, verdict=WRONG), ours(1.5, 1.5, rival="eager")
-    text = describe(served, "mlp", *rows, level="int8")
-    assert ", not right |" in text
-    assert "- mlp: 0.5" in text
-    wrong = describe(served, "mlp", rows[0], a_row("openvino", 3.0, verdict=WRONG), rows[2])
-    assert "nowhere" in wrong, "other wrong answers do not count"
+def test_the_usual_way_to_fewer_bits_counts_if_its_error_is_allowed(served: ModuleType) -> None:
+    eager, own = a_row("eager", 1.0), ours(1.5, 1.5, rival="eager")
+    assert "- mlp: 0.5" in describe(served, "mlp", eager, a_row("int8-dynamic", 3.0), own, level="int8")
+    wrong = describe(served, "mlp", eager, a_row("int8-dynamic", 3.0, verdict=WRONG), own, level="int8")
+    assert "| not right |" in wrong
+    assert "nowhere" in wrong
 
 
 def test_on_a_gpu_the_other_ways_are_the_modes_of_inductor(served: ModuleType) -> None:

@@ -13,11 +13,12 @@ from torchwise.bench.contenders.torchwise import check_served
 from torchwise.bench.request import ContenderJob, HardwareSurvey
 from torchwise.measure import device_lock
 from torchwise.measure.profile import bandwidth, matrix_rate
-from torchwise.records import Costs, Decision, Measurement, WorkerStage
+from torchwise.records import Costs, Decision, Measurement, Verdict, WorkerStage
 from torchwise.records.benchmark import Peaks, Performance
-from torchwise.trial.experiment import Experiment, PlanCandidate, hold_duel
+from torchwise.trial.experiment import Experiment, PlanCandidate, copy_answers, hold_duel
 from torchwise.trial.harness import Harness
 from torchwise.trial.job import Job, Restart
+from torchwise.trial.smaller_rewrites import make_judge
 from torchwise.workload import Workload
 from torchwise.workload.identity import structure
 from torchwise.workload.train_step import TrainStep
@@ -65,7 +66,7 @@ def contend(contender_job: ContenderJob, stage: Callable[[str], None]) -> Perfor
         trial.build()
         cold = trial.first_calls()
         stage(WorkerStage.VERIFY)
-        verdict, overwrites = trial.verify(stage), trial.overwrites_answers()
+        verdict, overwrites = _verify(contender_job, trial, stage), trial.overwrites_answers()
         stage(WorkerStage.MEASURE)
         measurement = _measure(trial)
         own, eager = trial.harness.memory(trial.calls)
@@ -73,6 +74,14 @@ def contend(contender_job: ContenderJob, stage: Callable[[str], None]) -> Perfor
         measurement = trial.time_cold(measurement, stage)
     costs, workload = Costs(cold, peak_memory=own, baseline_peak_memory=eager), trial.harness.workload
     return Performance(costs, verdict, measurement, overwrites, _dtype(workload), workload.roofline)
+
+
+def _verify(contender_job: ContenderJob, trial: Experiment, stage: Callable[[str], None]) -> Verdict:
+    """Verify a contender. One that rounds more than the model does has the error that the user allows, if any."""
+    job, rounds = contender_job.job, getattr(load_contenders()[contender_job.contender], "rounds", False)
+    if rounds and job.workload.permits_change:
+        return make_judge(job, trial.harness.workload).judge(copy_answers(trial.call))
+    return trial.verify(stage)
 
 
 def warm(contender_job: ContenderJob, stage: Callable[[str], None]) -> Restart:

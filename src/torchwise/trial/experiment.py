@@ -100,7 +100,7 @@ class Experiment:
         )
         subject = replace(
             plain,
-            candidate=_copy_answers(self.call) if self._candidate.may_overwrite else self.call,
+            candidate=copy_answers(self.call) if self._candidate.may_overwrite else self.call,
             floor=self._build_floor(workload.call) or workload.call,
             precision=self._candidate.precision,
             reproducible=self._candidate.build_reproducible(self._job, self.harness, self.call)
@@ -131,7 +131,7 @@ class Experiment:
         candidate = runner
         if self._candidate.may_overwrite:
             candidate = copy.copy(runner)
-            candidate.call = _copy_answers(runner.call)
+            candidate.call = copy_answers(runner.call)
         subject = StepSubject(
             self.harness.workload,
             candidate,
@@ -227,7 +227,7 @@ def start_candidate(candidate: Candidate, harness: Harness) -> Calls:
     return calls
 
 
-def _copy_answers(call: Callable[..., Any]) -> Callable[..., Any]:
+def copy_answers(call: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `call` to copy its answers, before a later call can overwrite them."""
 
     def call_and_copy(*args: Any, **kwargs: Any) -> Any:

@@ -339,13 +339,15 @@ def _traits(
     module = workload.module
     tensors = [t for example in workload.examples for t in example.tensors()]
     tensors += [*module.parameters(), *module.buffers()] if module is not None else []
+    dtypes = {t.dtype for t in tensors if t.is_floating_point()}
     has_autocast = bool(workload.step and workload.step.autocast)
     ranks = {t.dim() for t in tensors}
     has_convolutions = shares.get("conv", 1.0) > SIGNIFICANT
     found = {
         Trait.MODULE: module is not None,
-        Trait.FLOATING: any(t.is_floating_point() for t in tensors),
-        Trait.FLOAT32: any(t.dtype is torch.float32 for t in tensors) and not has_autocast,
+        Trait.FLOATING: bool(dtypes),
+        Trait.FLOAT32: torch.float32 in dtypes and not has_autocast,
+        Trait.HALF: bool(dtypes) and dtypes <= {torch.bfloat16, torch.float16},
         Trait.GEMM: shares.get("gemm", 1.0) > SIGNIFICANT,
         Trait.CONV: has_convolutions and 4 in ranks,
         Trait.CONV3D: has_convolutions and 5 in ranks,

@@ -29,7 +29,8 @@ class Contender(Protocol):
     """An alternative to run a model.
 
     A contender computes in the model's own precision. It disables any lower precision that is its default, so that
-    ratios never mix precisions. It must not import its library before `build`.
+    ratios never mix precisions. One with numbers of fewer bits says so by an attribute `rounds` that is true: its error
+    is judged by the tolerance of the request, if there is one. It must not import its library before `build`.
     """
 
     @property

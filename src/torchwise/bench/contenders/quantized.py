@@ -16,10 +16,11 @@ from torchwise.workload import Workload
 class Int8Dynamic:
     """torchao's dynamic int8 for all linear layers, and `torch.compile`.
 
-    It rounds more than the model does, so its row is shown with its error, and as wrong.
+    It rounds more than the model does. Without an error that the user allows, its row is shown with its own, as wrong.
     """
 
     name = "int8-dynamic"
+    rounds = True
 
     def missing(self, setting: Setting) -> str | None:
         """Return why it cannot run here, or None."""
