@@ -56,6 +56,31 @@ def test_it_says_yes_to_new_values_in_the_same_memory(net: Net) -> None:
     assert unchanged()
 
 
+def test_tied_weights_are_no_difference_and_a_change_to_any_of_them_is() -> None:
+    """PyTorch's guards never hold for a tensor that is given twice, so that each call was examined closely."""
+
+    def make() -> torch.nn.ModuleDict:
+        net = torch.nn.ModuleDict({"words": torch.nn.Embedding(6, 4), "head": torch.nn.Linear(4, 6, bias=False)})
+        net["head"].weight = net["words"].weight
+        net["again"] = net["head"]
+        return net
+
+    net = make()
+    unchanged, guard = make_quick_check(net), ModuleGuard(net)
+    assert unchanged()
+    assert guard._is_unchanged()
+    for name in ("words", "head"):
+        net = make()
+        unchanged, guard = make_quick_check(net), ModuleGuard(net)
+        net[name].weight = torch.nn.Parameter(torch.ones(6, 4))
+        assert not unchanged(), name
+        assert guard.has_changed()
+    net = make()
+    unchanged = make_quick_check(net)
+    net["words"].weight.data = torch.ones(6, 4)
+    assert not unchanged(), "both have other memory"
+
+
 def replace_hook(part: Any) -> None:
     part._forward_hooks.popitem()
     part.register_forward_hook(lambda *_: None)

@@ -91,7 +91,8 @@ class ModuleState:
         TorchScript are stored elsewhere, so there it always does.
         """
         is_scripted = any(isinstance(part, torch.jit.ScriptModule) for part in self._modules)
-        guards = None if is_scripted else _make_tensor_guards(self.tensors)
+        distinct = [*{id(tensor): tensor for tensor in self.tensors}.values()]  # weights may be tied
+        guards = None if is_scripted else _make_tensor_guards(distinct)
         if guards is None:
             return lambda: False
         here, there = guards
@@ -106,7 +107,7 @@ class ModuleState:
                 and [*map(tuple, hooked)] == numbers
                 and [*map(_data_ptr, tensors)] == addresses
                 and [*map(type, modules)] == kinds  # another class is not a write to a dict
-                and (here(*tensors) or there(*tensors))
+                and (here(*distinct) or there(*distinct))
             )
 
         return self._watch(is_unchanged) or is_unchanged
@@ -208,9 +209,10 @@ def _make_attributes(path: str, state: dict[str, Any], names: Collection[str] | 
 
 
 def _make_tensor_guards(tensors: list[torch.Tensor]) -> tuple[Callable[..., bool], Callable[..., bool]] | None:
-    """Return a check, in one step, that tensors have the same memory and layout, or None if that is impossible.
+    """Return a check, in one step, that distinct tensors have the same memory and layout, or None if it is impossible.
 
-    PyTorch's guards are valid only with inference mode as at their creation, so there are guards for on and off.
+    PyTorch's guards are valid only with inference mode as at their creation, so there are guards for on and off. They
+    never hold for a tensor that is given twice.
     """
     if not tensors:
         return _always, _always
