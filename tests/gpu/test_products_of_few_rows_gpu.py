@@ -80,6 +80,33 @@ def test_forms_have_the_answer(
             assert error < (1e-5 if dtype is F32 else 5e-3), form
 
 
+@pytest.mark.parametrize(
+    ("number", "length", "sizes", "activation", "dtype", "kept"),
+    [
+        (1, 768, (2304,), "", BF16, None),
+        (1, 3072, (768,), "", F32, None),
+        (2, 1000, (1016, 40), "", F16, None),
+        (1, 768, (3072,), "", BF16, INT8),
+        (8, 768, (640, 640), "silu", BF16, None),
+    ],
+)
+def test_turned_weights_have_the_answer_in_all_forms(
+    number: int, length: int, sizes: tuple[int, ...], activation: str, dtype: Any, kept: Any
+) -> None:
+    weights, scales = make(sizes, length, dtype, kept)
+    weights = [one.t().contiguous().t() for one in weights]
+    rows = torch.randn(number, length, device="cuda").to(dtype)
+    wide = [one.double() for one in weights]
+    wide = [one * scale.double()[:, None] for one, scale in zip(wide, scales, strict=True)] if scales else wide
+    expected = operator.multiply_plainly(rows.double(), wide, [], [], activation)
+    work = Work(number, length, sizes, weights[0].element_size(), activation, is_turned=True)
+    close = {"rtol": 1e-4, "atol": 1e-3} if dtype is F32 else {"rtol": 2e-2, "atol": 0.2}
+    for form in list_forms(work):
+        found = operator._launch(form, work, rows, tuple(weights), tuple(scales), ())
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one.double(), other, **close)
+
+
 class Layer(torch.nn.Module):  # type: ignore[misc,name-defined]
     """Queries, keys and values, and a gate, of large weights."""
 

@@ -25,6 +25,10 @@ CASES: dict[str, tuple[Work, str, str]] = {
     "float8": (Work(1, 2048, (64, 64), 1, "relu"), "fp16", "fp8e4nv"),
     "eight rows": (Work(8, 2048, (64,), 2), "bf16", "bf16"),
     "odd sizes": (Work(3, 1000, (63,), 2), "bf16", "bf16"),
+    "turned": (Work(1, 768, (2304,), 2, is_turned=True), "bf16", "bf16"),
+    "turned, in float32": (Work(2, 3072, (768,), 4, is_turned=True), "fp32", "fp32"),
+    "turned, 8 bits": (Work(1, 768, (3072,), 1, is_turned=True), "bf16", "i8"),
+    "turned, odd sizes": (Work(1, 1000, (1016,), 2, is_turned=True), "bf16", "bf16"),
 }
 
 
@@ -40,7 +44,8 @@ def describe(work: Work, form: Form, dtype: str, kept: str) -> dict[str, Any]:
         "ACTIVATION": work.activation,
         "BLOCK_ROWS": work.block_rows,
         "BLOCK": form.block,
-        "WIDTH": form.count_columns(work.item_bytes),
+        "WIDTH": work.find_width(form),
+        "IS_TURNED": work.is_turned,
         "IS_UNROLLED": work.is_unrolled(form),
         "STARTS_EARLY": True,
         "HAS_PTX": True,

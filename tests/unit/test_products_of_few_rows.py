@@ -79,6 +79,31 @@ def test_all_forms_have_the_answer(
             torch.testing.assert_close(one.double(), other, rtol=2e-5 if dtype.itemsize == 4 else 1e-2, atol=1e-4)
 
 
+@pytest.mark.parametrize("number", [1, 3, 8])
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize(("sizes", "activation"), [((13,), ""), ((16, 5, 40), ""), ((40, 40), "silu")])
+def test_all_forms_of_turned_weights_have_the_answer(
+    sizes: tuple[int, ...], activation: str, kept: torch.dtype, number: int
+) -> None:
+    dtype = torch.float32 if kept is torch.int8 else kept
+    rows, (weights, scales) = draw(number, LENGTH).to(dtype), make_weights(sizes, dtype, kept)
+    weights = [one.t().contiguous().t() for one in weights]
+    expected = compute_exactly(rows, weights, scales, [], activation)
+    work = Work(number, LENGTH, sizes, weights[0].element_size(), activation, is_turned=True)
+    forms = list_forms(work)
+    assert len(set(forms)) == len(forms)
+    for form in (forms[0], forms[-1]):
+        found = operator._launch(form, work, rows, tuple(weights), tuple(scales), ())
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=2e-5 if dtype.itemsize == 4 else 1e-2, atol=1e-4)
+
+
+def test_weights_of_both_kinds_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator, "_launch", None)
+    x, one, other = draw(1, LENGTH), draw(5, LENGTH), draw(LENGTH, 4).t()
+    torch.testing.assert_close(operator.multiply(x, [one, other], [], [], ""), [x @ one.t(), x @ other.t()])
+
+
 def test_nothing_that_is_no_number_is_lost() -> None:
     rows, weights = draw(1, LENGTH), [draw(4, LENGTH), draw(4, LENGTH)]
     weights[0][1, 3], weights[1][2, 70] = float("nan"), float("inf")
@@ -170,7 +195,9 @@ TAKEN: dict[str, tuple[Callable[..., Any], Products]] = {
     "part of a weight": (lambda model, x: functional.linear(x, model.a.weight[4:8]), [(1, "")]),
     "eight rows": (lambda model, x: model.a(x.expand(2, 4, LENGTH)), [(1, "")]),
     "rows that lie apart": (lambda model, x: model.a(x.expand(LENGTH, 3, LENGTH)[:, :, 5].t()), [(1, "")]),
-    "weights that lie columns first": (lambda model, x: x @ model.wide, []),
+    "weights that lie columns first": (lambda model, x: x @ model.wide, [(1, "")]),
+    "weights of both kinds": (lambda model, x: (x @ model.wide, model.a(x)), [(1, ""), (1, "")]),
+    "as in a Conv1D of GPT-2": (lambda m, x: torch.addmm(m.a.bias[:6], x[0], m.wide), [(1, "")]),
     "weights with gaps": (lambda model, x: functional.linear(x[..., :24], model.a.weight[:, 8:32]), []),
     "nine rows": (lambda model, x: model.a(x.expand(3, 3, LENGTH)), []),
     "no row": (lambda model, x: model.a(x[:0]), []),

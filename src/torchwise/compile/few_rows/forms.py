@@ -19,7 +19,8 @@ class Form:
     Attributes:
         block: outputs of a program.
         warps: of 32 threads, of a program.
-        reads: those of a thread side by side in a row of the weight, before the threads go on to its next part.
+        reads: those of a thread, before the threads go on to the next part of a row. They are side by side in a row of
+            the weight, or in as many rows of a turned one as the block leaves room for.
     """
 
     block: int
@@ -41,6 +42,7 @@ class Work:
         sizes: the outputs of each product.
         item_bytes: bytes of a number of a weight.
         activation: that of the first product, by which the second is multiplied, or "".
+        is_turned: whether the weights lie in memory with their outputs side by side, as those of a Conv1D of GPT-2 do.
     """
 
     rows: int
@@ -48,6 +50,7 @@ class Work:
     sizes: tuple[int, ...]
     item_bytes: int
     activation: str = ""
+    is_turned: bool = False
 
     @property
     def block_rows(self) -> int:
@@ -60,15 +63,36 @@ class Work:
 
     def is_unrolled(self, form: Form) -> bool:
         """Whether a program's loop over the parts of a row is unrolled, so that all reads begin at once."""
-        parts = -(-self.length // form.count_columns(self.item_bytes))
-        return parts * form.block * form.reads * (2 if self.activation else 1) <= MAX_UNROLLED
+        parts = -(-self.length // self.find_width(form))
+        reads = form.reads * (1 if self.is_turned else form.block)
+        return parts * reads * (2 if self.activation else 1) <= MAX_UNROLLED
+
+    def find_width(self, form: Form) -> int:
+        """Return the numbers of a row of inputs that a program multiplies at once."""
+        numbers = form.count_columns(self.item_bytes)
+        return max(numbers // form.block, 1) if self.is_turned else numbers
 
 
 def list_forms(work: Work) -> list[Form]:
     """Return the forms of a kernel that are tried, the likeliest first."""
     sizes = ((4, 4, 2), (2, 4, 2), (2, 2, 2), (4, 4, 1), (4, 8, 1), (1, 4, 2))
-    found = [_fit(Form(*size), work) for size in sizes]
-    return list(dict.fromkeys(found))
+    turned = ((32, 8, 2), (64, 8, 2), (32, 4, 2), (64, 4, 4), (128, 8, 2), (16, 4, 2))
+    found = [_fit_turned(Form(*size), work) for size in turned] if work.is_turned else []
+    return list(dict.fromkeys(found or [_fit(Form(*size), work) for size in sizes]))
+
+
+def _fit_turned(form: Form, work: Work) -> Form:
+    """Return the same for outputs that lie side by side, of which a program has no more than there are."""
+    block, warps, reads, item = form.block, form.warps, form.reads, READ // work.item_bytes
+    while block > item and block >= 2 * max(work.sizes):
+        block //= 2
+    while reads > 1 and work.block_rows * item * reads * (2 if work.activation else 1) > MAX_SUMS:
+        reads //= 2
+    while reads > 1 and work.find_width(Form(block, warps, reads)) >= 2 * work.length:
+        reads //= 2
+    while warps > 1 and work.find_width(Form(block, warps, reads)) >= 2 * work.length:
+        warps //= 2
+    return Form(block, warps, reads)
 
 
 def _fit(form: Form, work: Work) -> Form:

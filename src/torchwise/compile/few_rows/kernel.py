@@ -2,7 +2,8 @@
 
 A product of one row uses each weight once, so it takes as long as reading the weights. A program has a block of
 outputs. Its threads read 16 bytes of a row of the weight at a time, many of them before they need the first. They sum
-in float32, and the sums of all threads are added last.
+in float32, and the sums of all threads are added last. Turned weights have their outputs side by side in memory, and
+not their inputs.
 
 On Hopper a program may begin while the kernel before it ends. It waits before it reads anything, as that kernel may
 have written to the weights, too. To ask for the weights before that made the kernel before it slower.
@@ -50,13 +51,14 @@ def multiply(
     BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,
     IS_UNROLLED: tl.constexpr,
+    IS_TURNED: tl.constexpr,
     STARTS_EARLY: tl.constexpr,
     HAS_PTX: tl.constexpr,
 ):
     """Multiply rows (ROWS, LENGTH) by COUNT weights (SIZES[i], LENGTH), each of which has programs of its own.
 
-    With an activation there are two weights of one size, and one output: the activation of the first product times the
-    second. All tensors are contiguous.
+    Turned weights lie in memory as (LENGTH, SIZES[i]). With an activation there are two weights of one size, and one
+    output: the activation of the first product times the second. All other tensors are contiguous.
     """
     if STARTS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -78,6 +80,7 @@ def multiply(
             BLOCK,
             WIDTH,
             IS_UNROLLED,
+            IS_TURNED,
             HAS_PTX,
             True,
         )
@@ -103,6 +106,7 @@ def multiply(
                     BLOCK,
                     WIDTH,
                     IS_UNROLLED,
+                    IS_TURNED,
                     HAS_PTX,
                     False,
                 )
@@ -123,10 +127,119 @@ def _sum(
     BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,
     IS_UNROLLED: tl.constexpr,
+    IS_TURNED: tl.constexpr,
     HAS_PTX: tl.constexpr,
     HAS_OTHER: tl.constexpr,
 ):
     """Return the products (BLOCK_ROWS, BLOCK) of the rows with a block of one weight, and of another if it has one."""
+    if IS_TURNED:
+        total, second = _sum_turned(
+            rows,
+            weight,
+            other,
+            first,
+            ROWS,
+            SIZE,
+            LENGTH,
+            BLOCK_ROWS,
+            BLOCK,
+            WIDTH,
+            IS_UNROLLED,
+            HAS_PTX,
+            HAS_OTHER,
+        )
+    else:
+        total, second = _sum_rows(
+            rows,
+            weight,
+            other,
+            first,
+            ROWS,
+            SIZE,
+            LENGTH,
+            BLOCK_ROWS,
+            BLOCK,
+            WIDTH,
+            IS_UNROLLED,
+            HAS_PTX,
+            HAS_OTHER,
+        )
+    return total, second
+
+
+@triton.jit
+def _sum_turned(
+    rows,
+    weight,
+    other,
+    first,
+    ROWS: tl.constexpr,
+    SIZE: tl.constexpr,
+    LENGTH: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    IS_UNROLLED: tl.constexpr,
+    HAS_PTX: tl.constexpr,
+    HAS_OTHER: tl.constexpr,
+):
+    """Return the same of weights (LENGTH, SIZE), whose outputs lie side by side."""
+    n = (first + tl.arange(0, BLOCK))[None, None, :]
+    k = tl.arange(0, WIDTH)[None, :, None]
+    m = tl.minimum(tl.arange(0, BLOCK_ROWS), ROWS - 1)[:, None, None] * LENGTH
+    total = tl.zeros([BLOCK_ROWS, WIDTH, BLOCK], tl.float32)
+    second = tl.zeros([BLOCK_ROWS, WIDTH, BLOCK], tl.float32)
+    if IS_UNROLLED:
+        for start in tl.static_range(0, LENGTH, WIDTH):
+            x = _load(rows, m, start + k, LENGTH, WIDTH, HAS_PTX, "evict_last")
+            total += x * _load_turned(weight, start + k, n, SIZE, LENGTH, WIDTH, BLOCK, HAS_PTX)
+            if HAS_OTHER:
+                second += x * _load_turned(other, start + k, n, SIZE, LENGTH, WIDTH, BLOCK, HAS_PTX)
+    else:
+        for start in range(0, LENGTH, WIDTH):
+            x = _load(rows, m, start + k, LENGTH, WIDTH, HAS_PTX, "evict_last")
+            total += x * _load_turned(weight, start + k, n, SIZE, LENGTH, WIDTH, BLOCK, HAS_PTX)
+            if HAS_OTHER:
+                second += x * _load_turned(other, start + k, n, SIZE, LENGTH, WIDTH, BLOCK, HAS_PTX)
+    return tl.sum(total, 1), tl.sum(second, 1)
+
+
+@triton.jit
+def _load_turned(
+    weight,
+    k,
+    n,
+    SIZE: tl.constexpr,
+    LENGTH: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_PTX: tl.constexpr,
+):
+    at = weight + k.to(tl.int64) * SIZE + n
+    if LENGTH % WIDTH == 0 and SIZE % BLOCK == 0:
+        found = tl.load(at, eviction_policy="evict_first")
+    else:
+        found = tl.load(at, mask=(k < LENGTH) & (n < SIZE), other=0.0, eviction_policy="evict_first")
+    return _to_float(found, HAS_PTX)
+
+
+@triton.jit
+def _sum_rows(
+    rows,
+    weight,
+    other,
+    first,
+    ROWS: tl.constexpr,
+    SIZE: tl.constexpr,
+    LENGTH: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    IS_UNROLLED: tl.constexpr,
+    HAS_PTX: tl.constexpr,
+    HAS_OTHER: tl.constexpr,
+):
+    """Return the same of weights (SIZE, LENGTH), whose inputs lie side by side."""
     n = tl.minimum(first + tl.arange(0, BLOCK), SIZE - 1)[None, :, None].to(tl.int64) * LENGTH
     m = tl.minimum(tl.arange(0, BLOCK_ROWS), ROWS - 1)[:, None, None] * LENGTH
     k = tl.arange(0, WIDTH)[None, None, :]
@@ -153,6 +266,11 @@ def _load(tensor, row, k, LENGTH: tl.constexpr, WIDTH: tl.constexpr, HAS_PTX: tl
         found = tl.load(tensor + row + k, eviction_policy=POLICY)
     else:
         found = tl.load(tensor + row + k, mask=k < LENGTH, other=0.0, eviction_policy=POLICY)
+    return _to_float(found, HAS_PTX)
+
+
+@triton.jit
+def _to_float(found, HAS_PTX: tl.constexpr):
     if HAS_PTX and found.dtype == tl.int8:
         numbers = tl.inline_asm_elementwise(
             BYTES_TO_FLOATS, "=r,=r,=r,=r,r", [found], dtype=tl.float32, is_pure=True, pack=4

@@ -43,7 +43,8 @@ def multiply(
 
     Args:
         rows: (..., inputs), at most `MAX_ROWS` of them, in one of `TYPES`.
-        weights: (outputs, inputs) each, in the type of the rows, or in one of `LOW_BITS`.
+        weights: (outputs, inputs) each, in the type of the rows, or in one of `LOW_BITS`. All are contiguous, or else
+            transposes of contiguous ones.
         scales: for each weight the factors of its outputs, (outputs,), or none at all.
         biases: for each weight (outputs,), or none at all.
         activation: one of `ACTIVATIONS`, with which there are two weights of one size. The only answer is then the
@@ -53,8 +54,12 @@ def multiply(
         return multiply_plainly(rows, weights, scales, biases, activation)
     flat = rows.reshape(-1, rows.shape[-1]).contiguous()
     work = Work(
-        *(len(flat), flat.shape[1], tuple(len(one) for one in weights), weights[0].element_size()),
-        activation=activation,
+        len(flat),
+        flat.shape[1],
+        tuple(len(one) for one in weights),
+        weights[0].element_size(),
+        activation,
+        not all(one.is_contiguous() for one in weights),
     )
     given = (flat, tuple(weights), tuple(scales), tuple(biases))
     key = (work, rows.device, rows.dtype, weights[0].dtype, *(one[0].dtype if one else None for one in given[2:]))
@@ -111,7 +116,9 @@ def _can_launch(rows: Tensor, weights: Sequence[Tensor], scales: Sequence[Tensor
     return (
         runs_kernels(rows.device.type)
         and 0 < rows.numel() <= MAX_ROWS * rows.shape[-1]
-        and all(one.is_contiguous() and one.numel() > 0 for one in (*weights, *scales, *biases))
+        and all(one.is_contiguous() for one in (*scales, *biases))
+        and (all(one.is_contiguous() for one in weights) or all(one.t().is_contiguous() for one in weights))
+        and all(one.numel() > 0 for one in (*weights, *scales, *biases))
     )
 
 
@@ -151,7 +158,8 @@ def _launch(
             ACTIVATION=work.activation,
             BLOCK_ROWS=work.block_rows,
             BLOCK=form.block,
-            WIDTH=form.count_columns(work.item_bytes),
+            WIDTH=work.find_width(form),
+            IS_TURNED=work.is_turned,
             IS_UNROLLED=work.is_unrolled(form),
             STARTS_EARLY=starts_early,
             HAS_PTX=rows.is_cuda and torch.version.hip is None,

@@ -163,14 +163,14 @@ def _read(node: Node, places: dict[Node, int], written: Sequence[int]) -> Produc
         x.dtype is answer.dtype
         and x.dtype in TYPES
         and kept.dtype in ((x.dtype,) if scale is None else LOW_BITS)
-        and kept.is_contiguous()
+        and (kept.is_contiguous() or kept.t().is_contiguous())
         and (bias is None or _is_vector(bias, outputs))
         and outputs > 0
     )
     if not fits:
         return None
     source = _find_source(rows, length, places, places[node], written)
-    kind = (length, x.dtype, kept.dtype, *(_dtype_of(one) for one in (scale, bias)))
+    kind = (length, x.dtype, kept.dtype, kept.is_contiguous(), *(_dtype_of(one) for one in (scale, bias)))
     nbytes = kept.numel() * kept.element_size()
     return Product(node, source, weight, scale, bias, outputs, nbytes, kind)
 
