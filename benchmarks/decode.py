@@ -8,7 +8,7 @@ The copy is timed in the process of this script, and counts bytes read and bytes
 that of the weights' bytes alone: by the whole time of a step, and by the time in which kernels run on the GPU.
 
 With --allow quantized there are also plans with weights of fewer bits. Their bytes are counted as if each weight of a
-linear layer had so many, without scales. Small layers keep their 16 bits, which makes the count some 3 % too low.
+linear layer had so many, without scales. Few small layers keep their 16 bits, which makes the count a little too low.
 --tolerance is the error that they may have, of which float8 needs more than int8 weights.
 
 Results go to files after each plan. The same command continues a run that was cut off, until --seconds are spent:

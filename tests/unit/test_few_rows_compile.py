@@ -61,10 +61,10 @@ def describe(work: Work, form: Form, dtype: str, kept: str) -> dict[str, Any]:
 
 
 ATTENTION: dict[str, tuple[attention.Work, str]] = {
-    "a cache and its own key": (attention.Work(8, 4, 64, 64, (512, 1), ("keep", ""), 2), "bf16"),
-    "an added mask": (attention.Work(32, 1, 128, 128, (4096,), ("add",), 2), "fp16"),
-    "float32": (attention.Work(8, 4, 64, 64, (500,), ("",), 4), "fp32"),
-    "odd sizes": (attention.Work(8, 3, 80, 48, (77,), ("keep",), 2), "bf16"),
+    "a cache and its own key": (attention.Work(8, 4, 64, 64, (512, 1), ("keep", "")), "bf16"),
+    "an added mask": (attention.Work(32, 1, 128, 128, (4096,), ("add",)), "fp16"),
+    "float32": (attention.Work(8, 4, 64, 64, (500,), ("",)), "fp32"),
+    "odd sizes": (attention.Work(8, 3, 80, 48, (77,), ("keep",)), "bf16"),
 }
 
 

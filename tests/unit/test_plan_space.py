@@ -160,7 +160,7 @@ def test_volumes_have_a_memory_format_of_their_own() -> None:
         (
             ("precision", "bf16"),
             {"traits": frozenset({"floating", "half"})},
-            "all of the model's numbers have 16 bits already",
+            "its weights have 16 bits already",
         ),
         (
             ("transforms", "complex_to_real"),

@@ -79,7 +79,18 @@ def test_fewer_bits_wait_for_compiled_code(device: str, gains: dict[str, float])
     assert gains or alone[: len(common)] == common, "those that pay for more models first"
     in_eager = [plan for plan in fewer_bits if plan.backend == "eager"]
     assert in_eager, "they are tried all the same, as there is time"
-    assert tried.index(in_eager[0]) > max(tried.index(plan) for plan in fewer_bits if plan.backend != "eager")
+
+
+def test_a_search_for_memory_has_no_such_order() -> None:
+    """Fewer bits take less memory in eager as well, and compiled code takes more."""
+    inspection = an_inspection(1e-2, traits=TRAITS, shares={"gemm": 0.9, "conv": 0.0, "launch": 0.0}, operators=20)
+    sampler = StagedSampler(PlanSpace("cpu", "inference", TRAITS, Numerics.QUANTIZED, "quick"))
+    history = a_history(inspection=inspection, calls=10_000_000, objective="memory")
+    tried: list[Plan] = []
+    while (proposal := sampler.ask(history)) is not None:
+        tried.append(proposal.plan)
+        history = replace(history, trials=(*history.trials, a_trial(proposal.plan, 0.99, 1.01)))
+    assert [plan for plan in tried if plan.backend == "eager" and plan.transforms]
 
 
 def test_nothing_of_it_is_tried_at_lower_levels() -> None:

@@ -77,9 +77,9 @@ def contend(contender_job: ContenderJob, stage: Callable[[str], None]) -> Perfor
 
 
 def _verify(contender_job: ContenderJob, trial: Experiment, stage: Callable[[str], None]) -> Verdict:
-    """Verify a contender. One that rounds more than the model does has the error that the user allows, if any."""
+    """Verify a contender. One that rounds more than the model does may have the error that the user allows, if any."""
     job, rounds = contender_job.job, getattr(load_contenders()[contender_job.contender], "rounds", False)
-    if rounds and job.workload.permits_change:
+    if rounds and job.workload.permits_change and job.workload.mode == "inference":
         return make_judge(job, trial.harness.workload).judge(copy_answers(trial.call))
     return trial.verify(stage)
 

@@ -30,7 +30,7 @@ class Trait(OpenEnum):
     MODULE = "module", "is an nn.Module"
     FLOATING = "floating", "has floating-point tensors"
     FLOAT32 = "float32", "computes in float32"
-    HALF = "half", "has floating-point numbers of 16 bits alone"
+    HALF = "half", "has weights of 16 bits"
     GEMM = "gemm", "spends time in matrix products or convolutions"
     CONV = "conv", "spends time in convolutions of images"
     CONV3D = "conv3d", "spends time in convolutions of volumes"

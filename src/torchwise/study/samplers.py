@@ -137,14 +137,16 @@ class StagedSampler:
         """Return the key by which the options are sorted, the next one first.
 
         Plans that can end in time come first, and then those that past studies expect to save most for each second of
-        their trials. Rounding to fewer bits is work of its own, which a compiler joins to the work around it: in eager
-        it waits for all plans with a backend. Past studies do not tell that these open better plans. Without such
-        studies, plans that build on the leader come first, as variants of plans that trail
+        their trials. Without such studies, plans that build on the leader come first, as variants of plans that trail
         would use up the trials. While eager leads, the quickest compiled plan counts as a leader, too. A choice that
-        such a plan lacks adds to its gains, and so comes before another value of one that it has. Before all comes a
-        value whose quicker kernels could not show, because the GPU waited for the host: later trials build on it.
-        Quick compiles come first, and of equal ones choices of less effort, which pay for more models. A captured
-        leader that may be one kernel, without its capture, counts as built on it.
+        such a plan lacks adds to its gains, and so comes before another value of one that it has. Quick compiles come
+        first, and of equal ones choices of less effort, which pay for more models. A captured leader that may be one
+        kernel, without its capture, counts as built on it.
+
+        Before all comes a value whose quicker kernels could not show, because the GPU waited for the host: later trials
+        build on it. Numbers of fewer bits in eager wait until such numbers were tried with a backend. To round them is
+        work of its own, which a compiler joins to the work around it, and past studies do not tell that a backend,
+        which may gain little by itself, opens that.
         """
         leader, foundation = history.incumbent(), history.foundation()
         waits = Trait.CONTENDED_CORES in history.traits
@@ -155,13 +157,15 @@ class StagedSampler:
         is_about_time = history.workload.objective != "memory" and history.eager_fits_memory and not history.eager_lack
         studies = self._gains.weigh_past(history) if is_about_time else WeightedStudies()
 
+        waits_for_backend = is_about_time and not any(map(_has_fewer_bits_with_backend, history.trials))
+
         def is_late(o: Option) -> bool:  # code for a number of threads that is not the best for eager
             return waits and o.overhead_s > 0 and o.plan.threads != foundation.threads
 
         return lambda o: (
             o.trial_s > history.left_s,
             not _was_hidden(o, history),
-            _is_unfused(o),
+            waits_for_backend and o.plan.backend == EAGER.backend and _has_fewer_bits(o.plan),
             (is_late(o), -o.expect_saving_s(history, studies) / max(o.trial_s, BESIDE_S)) if studies else (),
             o.base not in first and o.plan != uncaptured,
             is_late(o),
@@ -305,9 +309,12 @@ def _was_hidden(option: Option, history: History) -> bool:
     return False
 
 
-def _is_unfused(option: Option) -> bool:
-    """Whether numbers are rounded to fewer bits by eager's kernels, one after the other."""
-    return option.choice.numerics is Numerics.QUANTIZED and option.base.backend == EAGER.backend
+def _has_fewer_bits_with_backend(trial: Trial) -> bool:
+    return trial.plan.backend != EAGER.backend and _has_fewer_bits(trial.plan)
+
+
+def _has_fewer_bits(plan: Plan) -> bool:
+    return any(choice.numerics is Numerics.QUANTIZED for choice in choices_of(plan))
 
 
 def _parts_but(field: str, plan: Plan) -> frozenset[Any]:

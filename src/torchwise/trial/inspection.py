@@ -340,6 +340,7 @@ def _traits(
     tensors = [t for example in workload.examples for t in example.tensors()]
     tensors += [*module.parameters(), *module.buffers()] if module is not None else []
     dtypes = {t.dtype for t in tensors if t.is_floating_point()}
+    of_weights = {t.dtype for t in module.parameters() if t.is_floating_point()} if module is not None else set()
     has_autocast = bool(workload.step and workload.step.autocast)
     ranks = {t.dim() for t in tensors}
     has_convolutions = shares.get("conv", 1.0) > SIGNIFICANT
@@ -347,7 +348,7 @@ def _traits(
         Trait.MODULE: module is not None,
         Trait.FLOATING: bool(dtypes),
         Trait.FLOAT32: torch.float32 in dtypes and not has_autocast,
-        Trait.HALF: bool(dtypes) and dtypes <= {torch.bfloat16, torch.float16},
+        Trait.HALF: bool(dtypes) and (of_weights or dtypes) <= {torch.bfloat16, torch.float16},
         Trait.GEMM: shares.get("gemm", 1.0) > SIGNIFICANT,
         Trait.CONV: has_convolutions and 4 in ranks,
         Trait.CONV3D: has_convolutions and 5 in ranks,

@@ -62,7 +62,6 @@ class Work:
         outputs: numbers of a value.
         lengths: keys of each block.
         kinds: of the masks, as in the kernel.
-        item_bytes: bytes of a number.
     """
 
     batches: int
@@ -71,7 +70,6 @@ class Work:
     outputs: int
     lengths: tuple[int, ...]
     kinds: tuple[str, ...]
-    item_bytes: int
 
     def count_tiles(self, block: int) -> int:
         """Return the blocks of keys that a batch has in all."""
@@ -108,7 +106,6 @@ def attend(
         values[0].shape[-1],
         tuple(key.shape[-2] for key in keys),
         tuple(_name_kind(mask) for mask in masks),
-        query.element_size(),
     )
 
     def begin_timing() -> tuple[Callable[[Form | None], object], int]:
@@ -117,13 +114,14 @@ def attend(
 
         def compute(form: Form | None) -> object:
             copied = next(turns)
-            given = query, copied[: len(keys)], copied[len(keys) :], masks
-            return attend_plainly(*given, scale) if form is None else _launch(form, work, *given, scale)
+            blocks = query, copied[: len(keys)], copied[len(keys) :], masks
+            return attend_plainly(*blocks, scale) if form is None else _launch(form, work, *blocks, scale)
 
         return compute, len(copies)
 
     forms = list_forms(work)
-    key = ("attention", work, query.device, query.dtype)
+    given = [one for one in (query, *keys, *values, *masks) if one is not None]
+    key = ("attention", work, query.dtype, tuple((one.shape, one.stride()) for one in given))
     form = find_form(
         *(key, KERNELS, query.device, forms),
         lambda form: _launch(form, work, query, keys, values, masks, scale),

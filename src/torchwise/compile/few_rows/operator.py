@@ -62,7 +62,7 @@ def multiply(
         not all(one.is_contiguous() for one in weights),
     )
     given = (flat, tuple(weights), tuple(scales), tuple(biases))
-    key = (work, rows.device, rows.dtype, weights[0].dtype, *(one[0].dtype if one else None for one in given[2:]))
+    key = (work, rows.dtype, weights[0].dtype, *(one[0].dtype if one else None for one in given[2:]))
 
     def begin_timing() -> tuple[Callable[[Form | None], object], int]:
         copies = copy_tensors(given[1])

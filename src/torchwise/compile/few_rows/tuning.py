@@ -47,7 +47,8 @@ def find_form(
     While a graph is recorded, nothing can be timed or compiled: a kind that is not known yet has none.
 
     Args:
-        key: the kind of call.
+        key: the kind of call. All of a kind have one compiled kernel for each form, as none is compiled while a graph
+            is recorded.
         kernel: the module of the kernel.
         device: that of the call.
         forms: instances of one dataclass, the likeliest first.
@@ -55,11 +56,12 @@ def find_form(
         begin_timing: returns a function that computes the answer in a form, each time from memory that no cache holds,
             and after how many calls it comes back to the same memory.
     """
-    if key not in _chosen and not is_capturing(device):
+    here = (device, key)
+    if here not in _chosen and not is_capturing(device):
         with _lock:
-            if key not in _chosen:
-                _chosen[key] = _choose(key, kernel, device, forms, launch, begin_timing) if forms else None
-    found: Form | None = _chosen.get(key)
+            if here not in _chosen:
+                _chosen[here] = _choose(key, kernel, device, forms, launch, begin_timing) if forms else None
+    found: Form | None = _chosen.get(here)
     return found
 
 
@@ -97,13 +99,20 @@ def _choose(
 
 
 def copy_tensors(tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-    """Return tensors and copies of them, together larger than any cache, or fewer if memory is short."""
+    """Return tensors and copies of them that lie alike, together larger than any cache, or fewer if memory is short."""
     copies = [tuple(tensors)]
     size = sum(one.nbytes for one in tensors)
     with contextlib.suppress(torch.OutOfMemoryError):
         while len(copies) < MAX_COPIES and len(copies) * size < MIN_COPIED:
-            copies.append(tuple(one.clone() for one in tensors))
+            copies.append(tuple(map(_copy, tensors)))
     return copies
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Return a copy with the same strides. What is repeated stays so."""
+    single = tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
+    made = torch.empty_strided(single.shape, single.stride(), dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(single).expand(tensor.shape)
 
 
 def _find_file(key: Any, kernel: str, device: torch.device) -> Path:

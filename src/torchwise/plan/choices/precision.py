@@ -24,7 +24,7 @@ register(
         summary="weights and activations in bfloat16 (8 bits of mantissa), while inputs and outputs keep their dtype",
         modes=("inference",),
         required_traits=(Trait.FLOATING,),
-        excluded_by=((Trait.HALF, "all of the model's numbers have 16 bits already"),),
+        excluded_by=((Trait.HALF, "its weights have 16 bits already"),),
     ),
     precision(
         "autocast_bf16",

@@ -8,6 +8,7 @@ they are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,7 @@ from torchwise.compile.transforms.function_graphs.nodes import (
     value_of,
     writes,
 )
-from torchwise.compile.transforms.function_graphs.scores import Operand, Scores, is_softmax, read_below
+from torchwise.compile.transforms.function_graphs.scores import Mask, Operand, Scores, is_softmax, read_below
 
 MIN_DIMS, MAX_DIMS = 3, 4
 MAX_BLOCKS = 4
@@ -81,7 +82,8 @@ def _replace_fused(graph: Graph, node: Node) -> bool:
     """Replace PyTorch's fused attention, if it is of few rows."""
     if not _has_few_rows(value_of(node)):
         return False
-    grouped_keys.share_keys(graph, node)
+    if grouped_keys.treats_rows_alike(node):
+        grouped_keys.share_keys(graph, node)
     if argument(node, grouped_keys.ENABLE_GQA, "enable_gqa", False) is not False:
         grouped_keys.fold_groups(graph, node)
     query, key, value, mask, scale = (argument(node, *one) for one in INPUTS)
@@ -95,6 +97,9 @@ def _replace_fused(graph: Graph, node: Node) -> bool:
     fits = (
         is_plain
         and factor is not None
+        # Fused attention answers in the layout of its queries, of which a view may be taken.
+        and (answer.is_contiguous() or answer.shape[-2] == 1)
+        and all(_lies_in_rows(one, -1) for one in tensors if one is not None)
         and all(same_sizes(answer.shape[:-2], one.shape[:-2]) for one in tensors if one is not None)
         and all(one.dtype is answer.dtype for one in tensors if one is not None)
         and features <= MAX_FEATURES
@@ -111,6 +116,11 @@ def _replace_fused(graph: Graph, node: Node) -> bool:
 
 def _has_numbers(value: Tensor | None) -> bool:
     return value is not None and all(isinstance(size, int) and size > 0 for size in value.shape)
+
+
+def _lies_in_rows(value: Tensor, features: int) -> bool:
+    """Whether the features of a tensor lie side by side in memory."""
+    return value.shape[features] == 1 or value.stride(features) == 1
 
 
 def _is_mask(mask: Tensor | None, answer: Tensor) -> bool:
@@ -139,7 +149,7 @@ def _join_blocks(graph: Graph, last: Node) -> bool:
     answer = value_of(last)
     if not blocks or not scores or answer is None or not _fits(blocks, scores, last, answer):
         return False
-    first, batch = scores[0], scores[0].sizes[:-2]
+    first, batch = scores[0], _find_batch(blocks)
     with graph.inserting_before(last):
         query = fused_attention.lay_out(graph, first.query, batch)
         keys = [fused_attention.lay_out(graph, one.key, batch) for one in scores]
@@ -234,34 +244,43 @@ def _read_scores(blocks: Sequence[Block]) -> list[Scores]:
 
 def _fits(blocks: Sequence[Block], scores: Sequence[Scores], last: Node, answer: Tensor) -> bool:
     """Whether the operator takes them: one query, of one dtype, with equal batches, unchanged until the end."""
-    first, values = scores[0], [value_of(block.values) for block in blocks]
-    operands = [first.query, *(one.key for one in scores)]
-    tensors = [value_of(operand.node) for operand in operands]
-    if not _has_few_rows(answer) or not MIN_DIMS <= len(first.sizes) <= MAX_DIMS:
+    first, batch, rank = scores[0], _find_batch(blocks), answer.dim()
+    operands = [first.query, *(one.key for one in scores), *(Operand(one.values, (*range(rank),)) for one in blocks)]
+    found = [(value_of(operand.node), operand.order) for operand in operands]
+    tensors = [(value, order) for value, order in found if value is not None and _has_numbers(value)]
+    if not _has_few_rows(answer) or not MIN_DIMS <= len(batch) + 2 <= MAX_DIMS or len(tensors) < len(found):
         return False
-    if any(one is None or not _has_numbers(one) or one.dtype is not answer.dtype for one in (*tensors, *values)):
+    if any(one.dim() != len(order) or one.dtype is not answer.dtype for one, order in tensors):
         return False
-    batch = first.sizes[:-2]
+    masks = [(mask, one) for one in scores for mask in one.masks]
     steps = {step for one in scores for step in one.steps}
-    fills = {mask.fill for one in scores for mask in one.masks if mask.fill is not None}
-    is_alike = len(fills) < 2 and all(one.query == first.query and one.scale == first.scale for one in scores)
-    shapes = [
-        *([one.shape[dim] for dim in o.order[:-2]] for one, o in zip(tensors, operands, strict=True)),  # type: ignore[union-attr]
-        *(one.shape[:-2] for one in values),  # type: ignore[union-attr]
-        *(one.sizes[:-2] for one in scores),
-        answer.shape[:-2],
-    ]
+    shapes = [*([one.shape[dim] for dim in order[:-2]] for one, order in tensors), answer.shape[:-2]]
+    query, order = tensors[0]
     return (
-        is_alike
+        all(one.query == first.query and one.scale == first.scale for one in scores)
         and all(fused_attention.can_become(shape, batch) for shape in shapes)
-        and tensors[0].shape[first.query.order[-1]] <= MAX_FEATURES  # type: ignore[union-attr]
+        and query.shape[order[-1]] <= MAX_FEATURES
+        and all(_lies_in_rows(one, order[-1]) for one, order in tensors)
         and not any(writes(node) and node not in steps for node in list_between(_find_first(scores), last))
-        and all(
-            fused_attention.can_mask(mask, answer.dtype, len(one.sizes), is_sole=len(one.masks) == 1)
-            for one in scores
-            for mask in one.masks
-        )
+        and all(same_sizes(one.sizes[:-2], batch) for _, one in masks)
+        and all(fused_attention.can_mask(mask, answer.dtype, len(batch) + 2, is_sole=True) for mask, _ in masks)
+        and _hide_alike(masks)
     )
+
+
+def _hide_alike(masks: Sequence[tuple[Mask, Scores]]) -> bool:
+    """Whether all masks mean the same within one softmax: they hide without a rest, or they all fill with one number.
+
+    In place of that number there will be the lowest of the type.
+    """
+    fills = {mask.fill for mask, _ in masks}
+    return fills <= {None, -math.inf} or (len(fills) == 1 and all(len(one.masks) == 1 for _, one in masks))
+
+
+def _find_batch(blocks: Sequence[Block]) -> Sequence[Any]:
+    """Return the sizes of the batch of the weights of all blocks."""
+    value: Any = value_of(blocks[0].weights)
+    return tuple(value.shape[:-2])
 
 
 def _find_first(scores: Sequence[Scores]) -> Node:

@@ -106,7 +106,7 @@ def treats_rows_alike(node: Node) -> bool:
     if mask is None:
         return True
     sizes = _sizes_of(mask)
-    return len(sizes) == DIMS and all(isinstance(size, int) and size == 1 for size in sizes[1:3])
+    return 0 < len(sizes) <= DIMS and all(isinstance(size, int) and size == 1 for size in sizes[-3:-1])
 
 
 def _without_inputs(node: Node) -> dict[str, Any]:

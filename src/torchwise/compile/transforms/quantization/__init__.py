@@ -37,9 +37,11 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_INPUTS = 2**17
 """Inputs of a layer: more products of two numbers of 8 bits may not fit into the sum, which has 32."""
 SMALL = 0.01
-"""Share of the largest weight below which a layer stays as it is, unless all of its sizes have that of all weights."""
+"""Share below which weights are too small to gain anything: of the largest one, and for all of one shape, of all."""
 LARGE = 1 << 19
-"""Numbers of a weight with fewer of which the latter does not count: to read it takes no longer than to begin to."""
+"""Numbers of a weight that is small beside the largest, with fewer of which it stays as it is, however many there are.
+
+To read it takes no longer than to begin to."""
 FLOAT8_CAPABILITY = (8, 9)
 """The GPUs that multiply float8."""
 
