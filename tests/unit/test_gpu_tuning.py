@@ -14,7 +14,7 @@ import torch
 from gpu_kernels import Kernels, use_kernels
 from row_calls import compile_call
 from row_cases import CASES, check
-from torchwise.compile.few_rows import operator
+from torchwise.compile.few_rows import operator, tuning
 from torchwise.compile.programs.gpu import launch
 from torchwise.compile.programs.gpu.forms import Form
 from torchwise.errors import UnsupportedError
@@ -109,8 +109,8 @@ def test_a_program_is_not_tuned_while_a_graph_is_captured(kernels: Kernels, monk
 def test_products_are_not_tuned_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     captured, chosen = [True], dict[Any, Any]()
     monkeypatch.setattr(operator, "runs_kernels", lambda _device: True)
-    monkeypatch.setattr(operator, "_chosen", chosen)
-    monkeypatch.setattr(operator, "is_capturing", lambda _device: captured[0])
+    monkeypatch.setattr(tuning, "_chosen", chosen)
+    monkeypatch.setattr(tuning, "is_capturing", lambda _device: captured[0])
     x, weight = torch.ones(1, 8), torch.ones(5, 8)
     with monkeypatch.context() as patch:
         patch.setattr(operator, "_launch", None)

@@ -23,6 +23,10 @@ OpOverload = torch._ops.OpOverload
 
 READ_SCALAR = torch.ops.aten._local_scalar_dense.default
 """The operator of `Tensor.item`."""
+GRU_CELL = torch.ops.aten._thnn_fused_gru_cell.default
+"""All of `nn.GRUCell` on a GPU but its two products."""
+LSTM_CELL = torch.ops.aten._thnn_fused_lstm_cell.default
+"""All of `nn.LSTMCell` on a GPU but its two products."""
 
 PUSH_MODE = PrivateName("torch.utils._python_dispatch", "_push_mode")
 POP_MODE = PrivateName("torch.utils._python_dispatch", "_pop_mode")

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from torchwise._torch import dynamo
+from torchwise._torch.dispatch import GRU_CELL, LSTM_CELL
 from torchwise.compile.backends.graphs import NOTHING, Varying, compile_call
 from torchwise.compile.backends.idle_dropout import take_out_idle_dropout
 from torchwise.compile.backends.pure_graph import PureGraph
@@ -181,8 +182,8 @@ def _list_decompositions() -> dict[Any, Callable[..., Any]]:
     own = {
         torch.ops.aten.eye.default: _decompose_eye,
         torch.ops.aten.eye.m: _decompose_eye,
-        torch.ops.aten._thnn_fused_gru_cell.default: decompose_gru_cell,
-        torch.ops.aten._thnn_fused_lstm_cell.default: decompose_lstm_cell,
+        GRU_CELL: decompose_gru_cell,
+        LSTM_CELL: decompose_lstm_cell,
     }
     return {one: write for one, write in table.items() if str(one) not in DRAWS} | own
 
