@@ -50,3 +50,6 @@ def test_it_is_found_by_the_weights_or_else_by_the_inputs(name: str, is_half: bo
     assert (Trait.HALF in traits) is is_half
     space = PlanSpace("cpu", "inference", traits, Numerics.LOWER_PRECISION)
     assert (space.excludes(load_choices()["precision", "bf16"]) is None) is (name == "single")
+    if is_half:
+        reasons = {space.excludes(load_choices()["precision", f"autocast_{dtype}"]) for dtype in ("bf16", "fp16")}
+        assert None not in reasons

@@ -99,13 +99,21 @@ def _choose(
 
 
 def copy_tensors(tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-    """Return tensors and copies of them that lie alike, together larger than any cache, or fewer if memory is short."""
+    """Return tensors and copies of them that lie alike, together larger than any cache, or none if memory is short."""
     copies = [tuple(tensors)]
-    size = sum(one.nbytes for one in tensors)
-    with contextlib.suppress(torch.OutOfMemoryError):
+    size = sum(map(_count_span, tensors))
+    try:
         while len(copies) < MAX_COPIES and len(copies) * size < MIN_COPIED:
             copies.append(tuple(map(_copy, tensors)))
+    except torch.OutOfMemoryError:  # what is left is for the timed calls
+        del copies[1:]
     return copies
+
+
+def _count_span(tensor: Tensor) -> int:
+    """Return the bytes from the first number of a tensor to its last, gaps included."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
 
 
 def _copy(tensor: Tensor) -> Tensor:

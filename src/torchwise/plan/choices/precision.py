@@ -6,6 +6,7 @@ from torchwise.plan.choice import Choice, register
 from torchwise.plan.numerics import Numerics
 from torchwise.plan.trait import Trait
 
+HALF = (Trait.HALF, "its weights have 16 bits already")
 precision = partial(Choice, "precision", numerics=Numerics.LOWER_PRECISION, compile_factor=0.0)
 
 register(
@@ -24,13 +25,14 @@ register(
         summary="weights and activations in bfloat16 (8 bits of mantissa), while inputs and outputs keep their dtype",
         modes=("inference",),
         required_traits=(Trait.FLOATING,),
-        excluded_by=((Trait.HALF, "its weights have 16 bits already"),),
+        excluded_by=(HALF,),
     ),
     precision(
         "autocast_bf16",
         complexity=2,
         summary="PyTorch's autocast to bfloat16, for operators where that is safe",
         required_traits=(Trait.GEMM, Trait.FLOAT32),
+        excluded_by=(HALF,),
         effort="quick",  # users who allow reduced precision want it first of all, and it compiles nothing
     ),
     precision(
@@ -39,6 +41,7 @@ register(
         summary="PyTorch's autocast to float16, for operators where that is safe",
         devices=("cuda",),
         required_traits=(Trait.GEMM, Trait.FLOAT32),
+        excluded_by=(HALF,),
         effort="thorough",
     ),
 )

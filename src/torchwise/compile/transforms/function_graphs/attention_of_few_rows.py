@@ -98,7 +98,7 @@ def _replace_fused(graph: Graph, node: Node) -> bool:
         is_plain
         and factor is not None
         # Fused attention answers in the layout of its queries, of which a view may be taken.
-        and (answer.is_contiguous() or answer.shape[-2] == 1)
+        and answer.is_contiguous()
         and all(_lies_in_rows(one, -1) for one in tensors if one is not None)
         and all(same_sizes(answer.shape[:-2], one.shape[:-2]) for one in tensors if one is not None)
         and all(one.dtype is answer.dtype for one in tensors if one is not None)
