@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torchwise._torch.hopper import is_hopper
-from torchwise.compile.few_rows.operator import runs_kernels
+from torchwise.compile.few_rows.forms import round_up
+from torchwise.compile.few_rows.operator import runs_kernels, starts_early
 from torchwise.compile.few_rows.tuning import copy_tensors, find_form
 
 KERNELS = "torchwise.compile.few_rows.attention_kernel"
@@ -33,7 +33,6 @@ _library = torch.library.Library("torchwise", "FRAGMENT")
 _library.define(
     "attention_of_few_rows(Tensor query, Tensor[] keys, Tensor[] values, Tensor?[] masks, float scale) -> Tensor"
 )
-_starts_early = functools.cache(is_hopper)
 
 
 @dataclass(frozen=True)
@@ -218,15 +217,15 @@ def _launch(
         None if one is None else one.expand(*query.shape[:-1], length)
         for one, length in zip(masks, work.lengths, strict=True)
     ]
-    starts_early = query.is_cuda and _starts_early(device)  # programmatic dependent launch
+    is_early = query.is_cuda and starts_early(device)
     shared: dict[str, Any] = {
         "ROWS": work.rows,
         "OUTER": work.outputs,
         "PARTS": parts,
-        "BLOCK_OUTER": max(_round_up(work.outputs), 16),
-        "STARTS_EARLY": starts_early,
+        "BLOCK_OUTER": max(round_up(work.outputs), 16),
+        "STARTS_EARLY": is_early,
         "num_warps": form.warps,
-        **({"launch_pdl": True} if starts_early else {}),
+        **({"launch_pdl": True} if is_early else {}),
     }
     with torch.cuda.device(device if query.is_cuda else -1):  # on which Triton launches
         kernels.attend[(work.batches, parts)](
@@ -246,13 +245,13 @@ def _launch(
             INNER=work.features,
             KINDS=work.kinds,
             BLOCK_ROWS=MAX_ROWS,
-            BLOCK_INNER=max(_round_up(work.features), 16),
+            BLOCK_INNER=max(round_up(work.features), 16),
             BLOCK=form.block,
             TILES=form.tiles,
             **shared,
         )
         if is_joined:
-            kernels.join[(work.batches, work.rows)](mixed, sums, found, BLOCK_PARTS=_round_up(parts), **shared)
+            kernels.join[(work.batches, work.rows)](mixed, sums, found, BLOCK_PARTS=round_up(parts), **shared)
     return found
 
 
@@ -265,8 +264,3 @@ def _strides_of(tensor: Tensor) -> tuple[int, int, int]:
 @functools.cache
 def _load_kernels() -> Any:
     return importlib.import_module(KERNELS)
-
-
-def _round_up(number: int) -> int:
-    """Return the least power of two that is no smaller than a number of at least 1."""
-    return 1 << (number - 1).bit_length()

@@ -55,7 +55,7 @@ class Work:
     @property
     def block_rows(self) -> int:
         """The rows, and as many more as make them a power of two, as tiles are."""
-        return _round_up(self.rows)
+        return round_up(self.rows)
 
     def count_programs(self, form: Form) -> int:
         """Return the programs of a kernel."""
@@ -110,6 +110,6 @@ def _fit(form: Form, work: Work) -> Form:
     return Form(block, warps, reads)
 
 
-def _round_up(number: int) -> int:
+def round_up(number: int) -> int:
     """Return the least power of two that is no smaller than a number of at least 1."""
     return 1 << (number - 1).bit_length()

@@ -132,132 +132,53 @@ def _sum(
     HAS_OTHER: tl.constexpr,
 ):
     """Return the products (BLOCK_ROWS, BLOCK) of the rows with a block of one weight, and of another if it has one."""
-    if IS_TURNED:
-        total, second = _sum_turned(
-            rows,
-            weight,
-            other,
-            first,
-            ROWS,
-            SIZE,
-            LENGTH,
-            BLOCK_ROWS,
-            BLOCK,
-            WIDTH,
-            IS_UNROLLED,
-            HAS_PTX,
-            HAS_OTHER,
-        )
+    outputs, inputs = tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    if IS_TURNED:  # what lies side by side comes last
+        n, k = (first + outputs)[None, None, :], inputs[None, :, None]
+        total = tl.zeros([BLOCK_ROWS, WIDTH, BLOCK], tl.float32)
+        second = tl.zeros([BLOCK_ROWS, WIDTH, BLOCK], tl.float32)
     else:
-        total, second = _sum_rows(
-            rows,
-            weight,
-            other,
-            first,
-            ROWS,
-            SIZE,
-            LENGTH,
-            BLOCK_ROWS,
-            BLOCK,
-            WIDTH,
-            IS_UNROLLED,
-            HAS_PTX,
-            HAS_OTHER,
-        )
-    return total, second
-
-
-@triton.jit
-def _sum_turned(
-    rows,
-    weight,
-    other,
-    first,
-    ROWS: tl.constexpr,
-    SIZE: tl.constexpr,
-    LENGTH: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr,
-    IS_UNROLLED: tl.constexpr,
-    HAS_PTX: tl.constexpr,
-    HAS_OTHER: tl.constexpr,
-):
-    """Return the same of weights (LENGTH, SIZE), whose outputs lie side by side."""
-    n = (first + tl.arange(0, BLOCK))[None, None, :]
-    k = tl.arange(0, WIDTH)[None, :, None]
+        n, k = tl.minimum(first + outputs, SIZE - 1)[None, :, None], inputs[None, None, :]
+        total = tl.zeros([BLOCK_ROWS, BLOCK, WIDTH], tl.float32)
+        second = tl.zeros([BLOCK_ROWS, BLOCK, WIDTH], tl.float32)
     m = tl.minimum(tl.arange(0, BLOCK_ROWS), ROWS - 1)[:, None, None] * LENGTH
-    total = tl.zeros([BLOCK_ROWS, WIDTH, BLOCK], tl.float32)
-    second = tl.zeros([BLOCK_ROWS, WIDTH, BLOCK], tl.float32)
     if IS_UNROLLED:
         for start in tl.static_range(0, LENGTH, WIDTH):
             x = _load(rows, m, start + k, LENGTH, WIDTH, HAS_PTX, "evict_last")
-            total += x * _load_turned(weight, start + k, n, SIZE, LENGTH, WIDTH, BLOCK, HAS_PTX)
+            total += x * _load_weight(weight, n, start + k, SIZE, LENGTH, BLOCK, WIDTH, IS_TURNED, HAS_PTX)
             if HAS_OTHER:
-                second += x * _load_turned(other, start + k, n, SIZE, LENGTH, WIDTH, BLOCK, HAS_PTX)
+                second += x * _load_weight(other, n, start + k, SIZE, LENGTH, BLOCK, WIDTH, IS_TURNED, HAS_PTX)
     else:
         for start in range(0, LENGTH, WIDTH):
             x = _load(rows, m, start + k, LENGTH, WIDTH, HAS_PTX, "evict_last")
-            total += x * _load_turned(weight, start + k, n, SIZE, LENGTH, WIDTH, BLOCK, HAS_PTX)
+            total += x * _load_weight(weight, n, start + k, SIZE, LENGTH, BLOCK, WIDTH, IS_TURNED, HAS_PTX)
             if HAS_OTHER:
-                second += x * _load_turned(other, start + k, n, SIZE, LENGTH, WIDTH, BLOCK, HAS_PTX)
-    return tl.sum(total, 1), tl.sum(second, 1)
+                second += x * _load_weight(other, n, start + k, SIZE, LENGTH, BLOCK, WIDTH, IS_TURNED, HAS_PTX)
+    return tl.sum(total, 1 if IS_TURNED else 2), tl.sum(second, 1 if IS_TURNED else 2)
 
 
 @triton.jit
-def _load_turned(
+def _load_weight(
     weight,
-    k,
     n,
+    k,
     SIZE: tl.constexpr,
     LENGTH: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HAS_PTX: tl.constexpr,
-):
-    at = weight + k.to(tl.int64) * SIZE + n
-    if LENGTH % WIDTH == 0 and SIZE % BLOCK == 0:
-        found = tl.load(at, eviction_policy="evict_first")
-    else:
-        found = tl.load(at, mask=(k < LENGTH) & (n < SIZE), other=0.0, eviction_policy="evict_first")
-    return _to_float(found, HAS_PTX)
-
-
-@triton.jit
-def _sum_rows(
-    rows,
-    weight,
-    other,
-    first,
-    ROWS: tl.constexpr,
-    SIZE: tl.constexpr,
-    LENGTH: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,
-    IS_UNROLLED: tl.constexpr,
+    IS_TURNED: tl.constexpr,
     HAS_PTX: tl.constexpr,
-    HAS_OTHER: tl.constexpr,
 ):
-    """Return the same of weights (SIZE, LENGTH), whose inputs lie side by side."""
-    n = tl.minimum(first + tl.arange(0, BLOCK), SIZE - 1)[None, :, None].to(tl.int64) * LENGTH
-    m = tl.minimum(tl.arange(0, BLOCK_ROWS), ROWS - 1)[:, None, None] * LENGTH
-    k = tl.arange(0, WIDTH)[None, None, :]
-    total = tl.zeros([BLOCK_ROWS, BLOCK, WIDTH], tl.float32)
-    second = tl.zeros([BLOCK_ROWS, BLOCK, WIDTH], tl.float32)
-    if IS_UNROLLED:
-        for start in tl.static_range(0, LENGTH, WIDTH):
-            x = _load(rows, m, start + k, LENGTH, WIDTH, HAS_PTX, "evict_last")
-            total += x * _load(weight, n, start + k, LENGTH, WIDTH, HAS_PTX, "evict_first")
-            if HAS_OTHER:
-                second += x * _load(other, n, start + k, LENGTH, WIDTH, HAS_PTX, "evict_first")
+    if IS_TURNED:
+        at = weight + k.to(tl.int64) * SIZE + n
+        if LENGTH % WIDTH == 0 and SIZE % BLOCK == 0:
+            found = tl.load(at, eviction_policy="evict_first")
+        else:
+            found = tl.load(at, mask=(k < LENGTH) & (n < SIZE), other=0.0, eviction_policy="evict_first")
+        numbers = _to_float(found, HAS_PTX)
     else:
-        for start in range(0, LENGTH, WIDTH):
-            x = _load(rows, m, start + k, LENGTH, WIDTH, HAS_PTX, "evict_last")
-            total += x * _load(weight, n, start + k, LENGTH, WIDTH, HAS_PTX, "evict_first")
-            if HAS_OTHER:
-                second += x * _load(other, n, start + k, LENGTH, WIDTH, HAS_PTX, "evict_first")
-    return tl.sum(total, 2), tl.sum(second, 2)
+        numbers = _load(weight, n.to(tl.int64) * LENGTH, k, LENGTH, WIDTH, HAS_PTX, "evict_first")
+    return numbers
 
 
 @triton.jit

@@ -33,7 +33,8 @@ _library = torch.library.Library("torchwise", "DEF")
 _library.define(
     "products_of_few_rows(Tensor rows, Tensor[] weights, Tensor[] scales, Tensor[] biases, str activation) -> Tensor[]"
 )
-_starts_early = functools.cache(is_hopper)
+starts_early = functools.cache(is_hopper)
+"""Whether kernels of a device may begin while the kernel before them ends (programmatic dependent launch)."""
 
 
 def multiply(
@@ -141,7 +142,7 @@ def _launch(
 ) -> list[Tensor]:
     """Launch the kernel, and return its answers (rows, outputs)."""
     found = tuple(rows.new_empty((work.rows, size)) for size in work.sizes[: 1 if work.activation else None])
-    starts_early = rows.is_cuda and _starts_early(rows.device)  # programmatic dependent launch
+    is_early = rows.is_cuda and starts_early(rows.device)
     with torch.cuda.device(rows.device if rows.is_cuda else -1):  # on which Triton launches
         _load_kernel()[(work.count_programs(form),)](
             rows,
@@ -161,10 +162,10 @@ def _launch(
             WIDTH=work.find_width(form),
             IS_TURNED=work.is_turned,
             IS_UNROLLED=work.is_unrolled(form),
-            STARTS_EARLY=starts_early,
+            STARTS_EARLY=is_early,
             HAS_PTX=rows.is_cuda and torch.version.hip is None,
             num_warps=form.warps,
-            **({"launch_pdl": True} if starts_early else {}),
+            **({"launch_pdl": True} if is_early else {}),
         )
     return [*found]
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from torchwise.compile.programs.build import write_whole
 from torchwise.compile.programs.gpu.launch import find_folder, is_capturing, pick_fastest, time_calls, try_kept
 from torchwise.errors import UnsupportedError
+from torchwise.workload.layouts import reach_of
 
 TUNING_S = 12.0
 """Seconds after which no further form of the first kind of call is tried. The second has half of it, and so on."""
@@ -101,19 +102,13 @@ def _choose(
 def copy_tensors(tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
     """Return tensors and copies of them that lie alike, together larger than any cache, or none if memory is short."""
     copies = [tuple(tensors)]
-    size = sum(map(_count_span, tensors))
+    size = sum(map(reach_of, tensors))  # gaps included, as copies have them
     try:
         while len(copies) < MAX_COPIES and len(copies) * size < MIN_COPIED:
             copies.append(tuple(map(_copy, tensors)))
     except torch.OutOfMemoryError:  # what is left is for the timed calls
         del copies[1:]
     return copies
-
-
-def _count_span(tensor: Tensor) -> int:
-    """Return the bytes from the first number of a tensor to its last, gaps included."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
 
 
 def _copy(tensor: Tensor) -> Tensor:
