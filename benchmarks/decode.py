@@ -61,9 +61,13 @@ BITS = {
 TUNED = PLANS["coordinate descent, captured"]
 FEW_ROWS = PLANS["inductor, captured"].with_choice("transforms", "products_of_few_rows")
 UNSPLIT = FEW_ROWS.with_choice("options", ("split_reductions", False))
+COMBINED = UNSPLIT.with_choice("options", ("combo_kernels", True))
+EARLY = COMBINED.with_choice("options", ("triton.enable_pdl", True))
 OWN = {
     "products of few rows, captured": FEW_ROWS,
     "products of few rows, unsplit, captured": UNSPLIT,
+    "products of few rows, combined, captured": COMBINED,
+    "products of few rows, combined, early, captured": EARLY,
     "products of few rows, joined, captured": UNSPLIT.with_choice("transforms", "joined_products"),
     "products of few rows, coordinate descent, captured": UNSPLIT.with_choice(
         "options", ("coordinate_descent_tuning", True)
@@ -76,6 +80,8 @@ QUANTIZED = {
 }
 OWN_QUANTIZED = {
     "int8 weights, products of few rows, captured": UNSPLIT.with_choice("transforms", "int8_weights"),
+    "int8 weights, products of few rows, combined, captured": COMBINED.with_choice("transforms", "int8_weights"),
+    "int8 weights, products of few rows, combined, early, captured": EARLY.with_choice("transforms", "int8_weights"),
     "float8 weights, products of few rows, captured": UNSPLIT.with_choice("transforms", "fp8_weights"),
 }
 SEARCH = "the search"
