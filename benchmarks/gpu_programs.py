@@ -1,8 +1,8 @@
-"""Programs of many short kernels on a GPU: row programs beside eager, captures, and Inductor in its modes.
+"""Programs of many short kernels on a GPU: kernels of Torchwise beside eager, captures, and Inductor in its modes.
 
 Each plan is verified, and timed against eager in alternation in processes of its own, as in a search. A row of the
-table has the speed-ups over eager, and those of row programs, captured or not, over the best other way and over the
-best mode of `torch.compile`, with 95 % intervals. With --allow lower-precision all plans multiply in TF32, programs
+table has the speed-ups over eager, and that of the fastest plan with kernels of Torchwise (row programs, captured or
+not, and products of few rows) over the best other way and over the best mode of `torch.compile`, with 95 % intervals. With --allow lower-precision all plans multiply in TF32, programs
 without products are left out, and the results have another file.
 
 A plan whose compile takes over --timeout is cut off, which does not say that it is slow. If a plain compile by Inductor
@@ -44,13 +44,16 @@ from torchwise.records.candidates import Row, rows
 from torchwise.records.statistics import Interval, ratio_of
 
 CALLS = 10_000_000
-OWN, OWN_UNCAPTURED = "row programs", "row programs, not captured"
+OWN, OWN_UNCAPTURED, FEW_ROWS = "row programs", "row programs, not captured", "products of few rows, captured"
+KERNELS = (OWN, OWN_UNCAPTURED, FEW_ROWS)
+"""Plans with kernels of Torchwise."""
 NO_GRAPHS = "max-autotune-no-cudagraphs"
 INDUCTOR = Plan(backend="inductor")
 CAPTURED = INDUCTOR.with_choice("capture", "call")
 PLANS = {
     OWN: Plan(backend="row_programs", capture="call"),
     OWN_UNCAPTURED: Plan(backend="row_programs"),
+    FEW_ROWS: CAPTURED.with_choice("transforms", "products_of_few_rows"),
     "captured": Plan(capture="call"),
     "inductor, captured": CAPTURED,
     "reduce-overhead": INDUCTOR.with_choice("mode", "reduce-overhead"),
@@ -134,10 +137,11 @@ def list_plans(device: str, allow: str) -> dict[str, Plan]:
 
 
 def fit_device(plans: dict[str, Plan], device: str) -> dict[str, Plan]:
-    """Return plans for a device: on a CPU those that are left without CUDA graphs and options of Triton, each once."""
+    """Return plans for a device: on a CPU those that are left without what is a GPU's alone, each once."""
     if device != "cpu":
         return dict(plans)
     kept = {name: plan for name, plan in plans.items() if plan.mode in ("default", NO_GRAPHS) and not plan.options}
+    kept = {name: plan for name, plan in kept.items() if "products_of_few_rows" not in plan.transforms}
     found: dict[str, Plan] = {}
     for name, plan in kept.items():
         without = replace(plan, capture="none")
@@ -292,8 +296,8 @@ def write_cell(cell: Cell | None) -> str:
 
 
 def compare(row: dict[str, Any], plans: list[str]) -> str:
-    """Return the speed of row programs over the best other way, and how many ways have no time to compare with."""
-    others = [key for key in plans if key not in (OWN, OWN_UNCAPTURED)]
+    """Return the speed of own kernels over the best other way, and how many ways have no time to compare with."""
+    others = [key for key in plans if key not in KERNELS]
     found = read_speedups(row)
     if (own := pick_own(found)) is None:
         return show.NONE
@@ -305,7 +309,7 @@ def compare(row: dict[str, Any], plans: list[str]) -> str:
 
 
 def compare_with_modes(row: dict[str, Any]) -> str:
-    """Return the speed of row programs over the best mode of `torch.compile`."""
+    """Return the speed of own kernels over the best mode of `torch.compile`."""
     found = read_speedups(row)
     own, modes = pick_own(found), {key: found[key] for key in MODES if key in found}
     if own is None or not modes:
@@ -322,8 +326,8 @@ def read_speedups(row: dict[str, Any]) -> dict[str, Interval]:
 
 
 def pick_own(found: dict[str, Interval]) -> Interval | None:
-    """Return the speed-up of row programs, captured or not, or None if there is none."""
-    return max((found[key] for key in (OWN, OWN_UNCAPTURED) if key in found), key=lambda one: one.mid, default=None)
+    """Return the speed-up of the fastest plan with kernels of Torchwise, or None if there is none."""
+    return max((found[key] for key in KERNELS if key in found), key=lambda one: one.mid, default=None)
 
 
 def summarize(found: dict[str, dict[str, Any]], plans: list[str], options: argparse.Namespace) -> list[str]:
@@ -334,7 +338,7 @@ def summarize(found: dict[str, dict[str, Any]], plans: list[str], options: argpa
         f"{here.gpu or here.cpu}, torch {here.torch}, {options.date}, {products}. Speed-ups over eager, with 95 % "
         "intervals.",
         "",
-        f"| program | eager, µs | {' | '.join(plans)} | row programs over the best other way | over the best mode |",
+        f"| program | eager, µs | {' | '.join(plans)} | own kernels over the best other way | over the best mode |",
         "|---" * (len(plans) + 4) + "|",
         *(write_row(name, row, plans) for name, row in found.items()),
     ]

@@ -12,7 +12,7 @@ import torch
 from torchwise.compile.programs.gpu import launch
 
 LOCAL = threading.local()
-"""The number of a thread's program, and its cluster."""
+"""The number of a thread's program among all, its place in its cluster, and the cluster."""
 
 
 class Cluster:
@@ -20,9 +20,11 @@ class Cluster:
 
     Args:
         programs: their number.
+        first: the number of the first of them.
     """
 
-    def __init__(self, programs: int) -> None:
+    def __init__(self, programs: int, first: int = 0) -> None:
+        self._first = first
         self._turns = [threading.Semaphore(0) for _ in range(programs)]
         self._stopped, self._running = threading.Semaphore(0), set(range(programs))
         self._errors: list[BaseException] = []
@@ -43,7 +45,7 @@ class Cluster:
 
     def _run_one(self, part: int, kernel: Any, given: Sequence[torch.Tensor], settings: Mapping[str, Any]) -> None:
         self._turns[part].acquire()
-        LOCAL.part, LOCAL.cluster = part, self
+        LOCAL.program, LOCAL.part, LOCAL.cluster = self._first + part, part, self
         try:
             kernel[1, 1, 1](*given, **settings)
         except BaseException as error:  # told to the thread of the test
@@ -64,7 +66,7 @@ def run_clusters(patch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
 
     def set_part(self: Any, x: int, y: int, z: int) -> None:
-        self.grid_idx = getattr(LOCAL, "part", x), y, z
+        self.grid_idx = getattr(LOCAL, "program", x), y, z
 
     def meet(_self: Any, text: str, _constraints: str, values: Sequence[Any], *_: Any) -> Any:
         assert "barrier.cluster" in text
@@ -74,13 +76,14 @@ def run_clusters(patch: pytest.MonkeyPatch) -> list[int]:
     def launch_cluster(
         kernel: Any,
         programs: int,
-        _grid: tuple[int, int, int],
+        grid: tuple[int, int, int],
         given: Sequence[torch.Tensor],
         _constants: Mapping[str, Any],
         settings: Mapping[str, Any],
     ) -> None:
-        found.append(programs)
-        Cluster(programs).run(kernel, given, settings)
+        for number in range(grid[0]):
+            found.append(programs)
+            Cluster(programs, number * programs).run(kernel, given, settings)
 
     patch.setattr(InterpreterBuilder, "set_grid_idx", set_part)
     patch.setattr(InterpreterBuilder, "create_inline_asm", meet)

@@ -48,6 +48,11 @@ def linear() -> Made:
     return _make(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), 16, 64)
 
 
+def few_rows() -> Made:
+    model, (x,) = linear()
+    return model, (x[:1],)
+
+
 def lstm() -> Made:
     return _make(Calls(lambda layer, x: layer(x)[0] + 1, nn.LSTM(4, 4)), 3, 2, 4)
 

@@ -107,22 +107,48 @@ def test_turned_weights_have_the_answer_in_all_forms(
             torch.testing.assert_close(one.double(), other, **close)
 
 
+@pytest.mark.parametrize(
+    ("number", "length", "sizes", "activation", "dtype", "is_turned"),
+    [
+        (1, 2048, (512, 512), "silu", BF16, False),
+        (1, 8192, (2048,), "", BF16, False),
+        (8, 256, (256,), "relu", F32, False),
+        (2, 1000, (333,), "gelu", F32, False),
+        (3, 768, (640,), "gelu_tanh", F16, True),
+    ],
+)
+def test_what_is_around_products_has_the_answer_in_all_forms(
+    number: int, length: int, sizes: tuple[int, ...], activation: str, dtype: Any, is_turned: bool
+) -> None:
+    weights, _ = make(sizes, length, dtype, None)
+    weights = [one.t().contiguous().t() for one in weights] if is_turned else weights
+    rows, added = (3 * torch.randn(number, size, device="cuda").to(dtype) for size in (length, sizes[0]))
+    gain = torch.randn(length, device="cuda").to(dtype) / 16
+    x = rows.double() / (rows.double().square().mean(-1, keepdim=True) + 0.5).sqrt() * gain.double()
+    wide = [one.double() for one in weights]
+    expected = operator.multiply_plainly(x, wide, [], [], activation, added.double())[0]
+    work = Work(number, length, sizes, weights[0].element_size(), activation, is_turned)
+    for form in list_forms(work):
+        (found,) = operator._launch(form, work, rows, tuple(weights), (), (), added, gain, 0.5)
+        assert (found.double() - expected).norm() / expected.norm() < (1e-5 if dtype is F32 else 5e-3), form
+
+
 class Layer(torch.nn.Module):  # type: ignore[misc,name-defined]
-    """Queries, keys and values, and a gate, of large weights."""
+    """Queries, keys and values, and a gate with a norm before it and a residual beside it, of large weights."""
 
     def __init__(self, dtype: Any) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.q, self.k, self.v = (torch.nn.Linear(1024, size) for size in (1024, 256, 256))
         self.gate, self.up = (torch.nn.Linear(1024, 4096, bias=False) for _ in range(2))
-        self.down = torch.nn.Linear(4096, 1024, bias=False)
+        self.down, self.norm = torch.nn.Linear(4096, 1024, bias=False), torch.nn.RMSNorm(1024, eps=1e-5)
         self.cuda().to(dtype).eval()
 
     def forward(self, x: Any) -> Any:
         q, k, v = self.q(x), self.k(x), self.v(x)
         x = x + q * k.tanh().repeat(1, 1, 4) + v.repeat(1, 1, 4)
-        x = functional.rms_norm(x, (1024,))
-        return x + self.down(functional.silu(self.gate(x)) * self.up(x))
+        y = self.norm(x)
+        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def test_a_program_is_few_kernels_with_eagers_answer(name: str, capture: str, mo
 
 
 @pytest.mark.parametrize("capture", ["none", "call"])
-@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("rows", [1, 5, 100])
 @pytest.mark.parametrize(("cluster", "warps"), [(8, 8), (16, 4)])
 def test_a_cluster_shares_the_products_of_few_rows(
     cluster: int, warps: int, rows: int, capture: str, monkeypatch, tmp_path

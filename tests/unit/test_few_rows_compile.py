@@ -25,6 +25,10 @@ CASES: dict[str, tuple[Work, str, str]] = {
     "float8": (Work(1, 2048, (64, 64), 1, "relu"), "fp16", "fp8e4nv"),
     "eight rows": (Work(8, 2048, (64,), 2), "bf16", "bf16"),
     "odd sizes": (Work(3, 1000, (63,), 2), "bf16", "bf16"),
+    "activation": (Work(2, 256, (256,), 4, "gelu"), "fp32", "fp32"),
+    "norm, gate": (Work(1, 2048, (512, 512), 1, "silu"), "bf16", "i8"),
+    "norm, residual": (Work(1, 2048, (2048,), 2), "bf16", "bf16"),
+    "norm, turned": (Work(1, 768, (2304,), 2, is_turned=True), "bf16", "bf16"),
     "turned": (Work(1, 768, (2304,), 2, is_turned=True), "bf16", "bf16"),
     "turned, in float32": (Work(2, 3072, (768,), 4, is_turned=True), "fp32", "fp32"),
     "turned, 8 bits": (Work(1, 768, (3072,), 1, is_turned=True), "bf16", "i8"),
@@ -32,7 +36,7 @@ CASES: dict[str, tuple[Work, str, str]] = {
 }
 
 
-def describe(work: Work, form: Form, dtype: str, kept: str) -> dict[str, Any]:
+def describe(name: str, work: Work, form: Form, dtype: str, kept: str) -> dict[str, Any]:
     count = len(work.sizes)
     constants = {
         "COUNT": count,
@@ -41,6 +45,9 @@ def describe(work: Work, form: Form, dtype: str, kept: str) -> dict[str, Any]:
         "LENGTH": work.length,
         "HAS_SCALES": kept != dtype,
         "HAS_BIASES": True,
+        "HAS_GAIN": "norm" in name,
+        "HAS_ADDED": "residual" in name,
+        "EPSILON": 1e-5 if "norm" in name else None,
         "ACTIVATION": work.activation,
         "BLOCK_ROWS": work.block_rows,
         "BLOCK": form.block,
@@ -55,6 +62,8 @@ def describe(work: Work, form: Form, dtype: str, kept: str) -> dict[str, Any]:
         "weights": [f"*{kept}"] * count,
         "scales": [f"*{dtype}"] * count,
         "biases": [f"*{dtype}"] * count,
+        "gain": f"*{dtype}",
+        "added": f"*{dtype}",
         "outputs": [f"*{dtype}"] * (1 if work.activation else count),
     }
     return {"name": "kernel.multiply", "types": types, "constants": constants, "warps": form.warps}
@@ -118,7 +127,7 @@ def test_attention_compiles_and_reads_16_bytes_at_a_time(tmp_path: Path) -> None
 
 
 def test_likely_forms_compile_and_read_16_bytes_at_a_time(tmp_path: Path) -> None:
-    kernels = [describe(work, list_forms(work)[0], *types) for work, *types in CASES.values()]
+    kernels = [describe(name, work, list_forms(work)[0], *types) for name, (work, *types) in CASES.items()]
     for name, text in zip(CASES, compile_kernels(kernels, tmp_path), strict=True):
         loads = re.findall(r"ld\.global\S*evict_first\S*?\.(v\d\.b32|b\d+)", text)
         assert loads, name
@@ -131,5 +140,7 @@ def test_likely_forms_compile_and_read_16_bytes_at_a_time(tmp_path: Path) -> Non
 
 @pytest.mark.nightly
 def test_all_forms_compile(tmp_path: Path) -> None:
-    forms = [(work, form, types) for work, *types in CASES.values() for form in list_forms(work)]
-    assert all(compile_kernels([describe(work, form, *types) for work, form, types in forms], tmp_path))
+    kernels = [
+        describe(name, work, form, *types) for name, (work, *types) in CASES.items() for form in list_forms(work)
+    ]
+    assert all(compile_kernels(kernels, tmp_path))

@@ -364,18 +364,28 @@ def test_reductions_of_many_numbers(name: str) -> None:
     check(compile_call(MIXED[name], *inputs), Case(MIXED[name], lambda _: (), tolerance=1e-5), inputs)
 
 
-@pytest.mark.parametrize(("name", "rows"), [("one row", 1), ("perceptron", 3), ("neural ODE", 2), ("block", 2)])
-def test_a_cluster_shares_the_columns_of_products(
-    name: str, rows: int, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "rows", "block"),
+    [
+        ("one row", 1, 1),
+        ("perceptron", 3, 4),
+        ("perceptron", 5, 2),
+        ("neural ODE", 2, 2),
+        ("neural ODE", 4, 2),
+        ("block", 2, 2),
+    ],
+)
+def test_clusters_share_the_columns_of_products(
+    name: str, rows: int, block: int, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, clusters = CASES[name], run_clusters(monkeypatch)
     monkeypatch.setattr(shares, "MIN_SHARED", 8 * 20)
     inputs = case.inputs(torch.Generator().manual_seed(0))
     inputs = (inputs[0][:rows].clone(), *inputs[1:])
-    block = 1 << (rows - 1).bit_length()
     monkeypatch.setattr(launch, "list_forms", lambda *_, **__: [Form(block, 4, 16, "ieee", 4)])
     check(compile_call(case.call, *inputs), case, inputs)
     assert set(clusters) == {4}
+    assert len(clusters) % -(-rows // block) == 0
     source = kernels[0]._write(16, False, 4).source
     assert source.count("    meet(part)") == {"neural ODE": 8, "block": 3}.get(name, 2)
 
@@ -505,7 +515,9 @@ def test_few_rows_may_be_multiplied_by_a_cluster() -> None:
 
     assert list_clusters(1) == {(1, 8), (1, 16)}
     assert list_clusters(5) == {(8, 8), (8, 16)}
-    assert not list_clusters(17)
+    assert list_clusters(17) == list_clusters(256) == {(16, 8), (16, 16)}
+    assert list_clusters(257) == list_clusters(528) == {(16, 8)}
+    assert not list_clusters(529)
     assert not list_clusters(1, 1 << 10)
 
 

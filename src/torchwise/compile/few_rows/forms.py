@@ -41,7 +41,7 @@ class Work:
         length: numbers of a row.
         sizes: the outputs of each product.
         item_bytes: bytes of a number of a weight.
-        activation: that of the first product, by which the second is multiplied, or "".
+        activation: that of the first product, by which the second is multiplied if there are two, or "".
         is_turned: whether the weights lie in memory with their outputs side by side, as those of a Conv1D of GPT-2 do.
     """
 
@@ -57,6 +57,11 @@ class Work:
         """The rows, and as many more as make them a power of two, as tiles are."""
         return round_up(self.rows)
 
+    @property
+    def is_gate(self) -> bool:
+        """Whether the activation of one product is multiplied by another one."""
+        return bool(self.activation) and len(self.sizes) == 2
+
     def count_programs(self, form: Form) -> int:
         """Return the programs of a kernel."""
         return sum(-(-size // form.block) for size in self.sizes[: 1 if self.activation else None])
@@ -65,7 +70,7 @@ class Work:
         """Whether a program's loop over the parts of a row is unrolled, so that all reads begin at once."""
         parts = -(-self.length // self.find_width(form))
         reads = form.reads * (1 if self.is_turned else form.block)
-        return parts * reads * (2 if self.activation else 1) <= MAX_UNROLLED
+        return parts * reads * (2 if self.is_gate else 1) <= MAX_UNROLLED
 
     def find_width(self, form: Form) -> int:
         """Return the numbers of a row of inputs that a program multiplies at once."""
@@ -86,7 +91,7 @@ def _fit_turned(form: Form, work: Work) -> Form:
     block, warps, reads, item = form.block, form.warps, form.reads, READ // work.item_bytes
     while block > item and block >= 2 * max(work.sizes):
         block //= 2
-    while reads > 1 and work.block_rows * item * reads * (2 if work.activation else 1) > MAX_SUMS:
+    while reads > 1 and work.block_rows * item * reads * (2 if work.is_gate else 1) > MAX_SUMS:
         reads //= 2
     while reads > 1 and work.find_width(Form(block, warps, reads)) >= 2 * work.length:
         reads //= 2
@@ -102,7 +107,7 @@ def _fit(form: Form, work: Work) -> Form:
         reads //= 2
     while warps > 1 and Form(block, warps, reads).count_columns(work.item_bytes) >= 2 * work.length:
         warps //= 2
-    each = work.block_rows * (READ // work.item_bytes) * (2 if work.activation else 1)
+    each = work.block_rows * (READ // work.item_bytes) * (2 if work.is_gate else 1)
     while block > 1 and each * block * reads > MAX_SUMS:
         block //= 2
     while reads > 1 and each * block * reads > MAX_SUMS:

@@ -2,7 +2,8 @@
 
 A product of one row uses each weight once, so it takes as long as reading the weights. A program has a block of
 outputs. Its threads read 16 bytes of a row of the weight at a time, many of them before they need the first. They sum
-in float32, and the sums of all threads are added last. Turned weights have their outputs side by side in memory, and
+in float32, and the sums of all threads are added last. So are the squares of the rows, for their norm
+(https://arxiv.org/abs/1910.07467). Turned weights have their outputs side by side in memory, and
 not their inputs.
 
 On Hopper a program may begin while the kernel before it ends. It waits before it reads anything, as that kernel may
@@ -39,6 +40,8 @@ def multiply(
     weights,
     scales,
     biases,
+    gain,
+    added,
     outputs,
     COUNT: tl.constexpr,
     ROWS: tl.constexpr,
@@ -46,6 +49,9 @@ def multiply(
     LENGTH: tl.constexpr,
     HAS_SCALES: tl.constexpr,
     HAS_BIASES: tl.constexpr,
+    HAS_GAIN: tl.constexpr,
+    HAS_ADDED: tl.constexpr,
+    EPSILON: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -57,25 +63,32 @@ def multiply(
 ):
     """Multiply rows (ROWS, LENGTH) by COUNT weights (SIZES[i], LENGTH), each of which has programs of its own.
 
-    Turned weights lie in memory as (LENGTH, SIZES[i]). With an activation there are two weights of one size, and one
-    output: the activation of the first product times the second. All other tensors are contiguous.
+    Turned weights lie in memory as (LENGTH, SIZES[i]). All other tensors are contiguous.
+
+    With an activation there is one output: that of the first product, times the second one if there are two weights, of
+    one size. `added` (ROWS, SIZES[0]) is added to the only output. EPSILON is None, or else the rows are divided by the
+    root of their mean square plus EPSILON, and with a gain (LENGTH,) multiplied by it.
     """
     if STARTS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    if ACTIVATION != "":
+    if ACTIVATION != "" and COUNT == 2:
         first = tl.program_id(0) * BLOCK
         # Before the sums, as memory answers meanwhile.
         scale, bias = _read(scales[0], biases[0], first, SIZES[0], HAS_SCALES, HAS_BIASES, BLOCK)
         scale_1, bias_1 = _read(scales[1], biases[1], first, SIZES[1], HAS_SCALES, HAS_BIASES, BLOCK)
+        rest = _read_added(added, first, ROWS, SIZES[0], HAS_ADDED, BLOCK_ROWS, BLOCK)
         gate, other = _sum(
             rows,
+            gain,
             weights[0],
             weights[1],
             first,
             ROWS,
             SIZES[0],
             LENGTH,
+            HAS_GAIN,
+            EPSILON,
             BLOCK_ROWS,
             BLOCK,
             WIDTH,
@@ -85,7 +98,7 @@ def multiply(
             True,
         )
         total = _activate(gate * scale + bias, ACTIVATION) * (other * scale_1 + bias_1)
-        _store(outputs[0], total, first, ROWS, SIZES[0], BLOCK_ROWS, BLOCK)
+        _store(outputs[0], total + rest, first, ROWS, SIZES[0], BLOCK_ROWS, BLOCK)
     else:
         program = tl.program_id(0)
         for place in tl.static_range(COUNT):
@@ -94,14 +107,18 @@ def multiply(
                 first = program * BLOCK
                 weight = weights[place]
                 scale, bias = _read(scales[place], biases[place], first, SIZES[place], HAS_SCALES, HAS_BIASES, BLOCK)
+                rest = _read_added(added, first, ROWS, SIZES[place], HAS_ADDED, BLOCK_ROWS, BLOCK)
                 total, _ = _sum(
                     rows,
+                    gain,
                     weight,
                     weight,
                     first,
                     ROWS,
                     SIZES[place],
                     LENGTH,
+                    HAS_GAIN,
+                    EPSILON,
                     BLOCK_ROWS,
                     BLOCK,
                     WIDTH,
@@ -110,19 +127,23 @@ def multiply(
                     HAS_PTX,
                     False,
                 )
-                _store(outputs[place], total * scale + bias, first, ROWS, SIZES[place], BLOCK_ROWS, BLOCK)
+                total = _activate(total * scale + bias, ACTIVATION)
+                _store(outputs[place], total + rest, first, ROWS, SIZES[place], BLOCK_ROWS, BLOCK)
             program -= blocks
 
 
 @triton.jit
 def _sum(
     rows,
+    gain,
     weight,
     other,
     first,
     ROWS: tl.constexpr,
     SIZE: tl.constexpr,
     LENGTH: tl.constexpr,
+    HAS_GAIN: tl.constexpr,
+    EPSILON: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -131,30 +152,48 @@ def _sum(
     HAS_PTX: tl.constexpr,
     HAS_OTHER: tl.constexpr,
 ):
-    """Return the products (BLOCK_ROWS, BLOCK) of the rows with a block of one weight, and of another if it has one."""
+    """Return the products (BLOCK_ROWS, BLOCK) of the rows with a block of one weight, and of another if it has one.
+
+    The root of the mean square divides the sums, so that the weights need not wait for it.
+    """
     outputs, inputs = tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     if IS_TURNED:  # what lies side by side comes last
         n, k = (first + outputs)[None, None, :], inputs[None, :, None]
         total = tl.zeros([BLOCK_ROWS, WIDTH, BLOCK], tl.float32)
         second = tl.zeros([BLOCK_ROWS, WIDTH, BLOCK], tl.float32)
+        squares = tl.zeros([BLOCK_ROWS, WIDTH, 1], tl.float32)
     else:
         n, k = tl.minimum(first + outputs, SIZE - 1)[None, :, None], inputs[None, None, :]
         total = tl.zeros([BLOCK_ROWS, BLOCK, WIDTH], tl.float32)
         second = tl.zeros([BLOCK_ROWS, BLOCK, WIDTH], tl.float32)
+        squares = tl.zeros([BLOCK_ROWS, 1, WIDTH], tl.float32)
     m = tl.minimum(tl.arange(0, BLOCK_ROWS), ROWS - 1)[:, None, None] * LENGTH
     if IS_UNROLLED:
         for start in tl.static_range(0, LENGTH, WIDTH):
             x = _load(rows, m, start + k, LENGTH, WIDTH, HAS_PTX, "evict_last")
+            if EPSILON is not None:
+                squares += x * x
+            if HAS_GAIN:
+                x *= _load(gain, 0, start + k, LENGTH, WIDTH, HAS_PTX, "evict_last")
             total += x * _load_weight(weight, n, start + k, SIZE, LENGTH, BLOCK, WIDTH, IS_TURNED, HAS_PTX)
             if HAS_OTHER:
                 second += x * _load_weight(other, n, start + k, SIZE, LENGTH, BLOCK, WIDTH, IS_TURNED, HAS_PTX)
     else:
         for start in range(0, LENGTH, WIDTH):
             x = _load(rows, m, start + k, LENGTH, WIDTH, HAS_PTX, "evict_last")
+            if EPSILON is not None:
+                squares += x * x
+            if HAS_GAIN:
+                x *= _load(gain, 0, start + k, LENGTH, WIDTH, HAS_PTX, "evict_last")
             total += x * _load_weight(weight, n, start + k, SIZE, LENGTH, BLOCK, WIDTH, IS_TURNED, HAS_PTX)
             if HAS_OTHER:
                 second += x * _load_weight(other, n, start + k, SIZE, LENGTH, BLOCK, WIDTH, IS_TURNED, HAS_PTX)
-    return tl.sum(total, 1 if IS_TURNED else 2), tl.sum(second, 1 if IS_TURNED else 2)
+    sums, others = tl.sum(total, 1 if IS_TURNED else 2), tl.sum(second, 1 if IS_TURNED else 2)
+    if EPSILON is not None:
+        root = tl.rsqrt(tl.sum(squares, 1 if IS_TURNED else 2) / LENGTH + EPSILON)
+        sums *= root
+        others *= root
+    return sums, others
 
 
 @triton.jit
@@ -217,8 +256,40 @@ def _read(
 
 
 @triton.jit
+def _read_added(
+    added,
+    first,
+    ROWS: tl.constexpr,
+    SIZE: tl.constexpr,
+    HAS_ADDED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Return what is added to a block of outputs."""
+    if HAS_ADDED:
+        m = tl.minimum(tl.arange(0, BLOCK_ROWS), ROWS - 1)[:, None]
+        n = tl.minimum(first + tl.arange(0, BLOCK), SIZE - 1)[None, :]
+        rest = tl.load(added + m * SIZE + n).to(tl.float32)
+    else:
+        rest = tl.zeros([1, BLOCK], tl.float32)
+    return rest
+
+
+@triton.jit
 def _activate(x, NAME: tl.constexpr):
-    return x / (1.0 + tl.exp(-x)) if NAME == "silu" else tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    if NAME == "silu":
+        y = x / (1.0 + tl.exp(-x))
+    elif NAME == "sigmoid":
+        y = 1.0 / (1.0 + tl.exp(-x))
+    elif NAME == "gelu":
+        y = 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
+    elif NAME == "gelu_tanh":  # the mean of one and a hyperbolic tangent is a logistic function
+        y = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+    elif NAME == "relu":
+        y = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        y = x
+    return y
 
 
 @triton.jit

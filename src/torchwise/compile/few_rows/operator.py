@@ -24,21 +24,35 @@ from torchwise.compile.few_rows.tuning import copy_tensors, find_form
 
 KERNEL = "torchwise.compile.few_rows.kernel"
 MAX_ROWS = 8
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": functional.silu, "relu": functional.relu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "relu": functional.relu,
+    "sigmoid": torch.sigmoid,
+    "gelu": functional.gelu,
+    "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
+}
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 LOW_BITS = (torch.int8, torch.float8_e4m3fn)
 """Types of weights that have a scale for each output."""
 
 _library = torch.library.Library("torchwise", "DEF")
 _library.define(
-    "products_of_few_rows(Tensor rows, Tensor[] weights, Tensor[] scales, Tensor[] biases, str activation) -> Tensor[]"
+    "products_of_few_rows(Tensor rows, Tensor[] weights, Tensor[] scales, Tensor[] biases, str activation, "
+    "Tensor? added=None, Tensor? gain=None, float? epsilon=None) -> Tensor[]"
 )
 starts_early = functools.cache(is_hopper)
 """Whether kernels of a device may begin while the kernel before them ends (programmatic dependent launch)."""
 
 
 def multiply(
-    rows: Tensor, weights: Sequence[Tensor], scales: Sequence[Tensor], biases: Sequence[Tensor], activation: str
+    rows: Tensor,
+    weights: Sequence[Tensor],
+    scales: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    activation: str,
+    added: Tensor | None = None,
+    gain: Tensor | None = None,
+    epsilon: float | None = None,
 ) -> list[Tensor]:
     """Return the products of rows with weights.
 
@@ -48,12 +62,18 @@ def multiply(
             transposes of contiguous ones.
         scales: for each weight the factors of its outputs, (outputs,), or none at all.
         biases: for each weight (outputs,), or none at all.
-        activation: one of `ACTIVATIONS`, with which there are two weights of one size. The only answer is then the
-            activation of the first product, times the second. Without it (""), there is an answer for each weight.
+        activation: one of `ACTIVATIONS`, with which there is one weight, or two of one size. The only answer is then
+            the activation of the first product, times the second if there is one. Without it (""), there is an answer
+            for each weight.
+        added: what is added to the only answer, of its shape and type, or None.
+        gain: (inputs,), by which the rows are multiplied after their norm, in their type, or None.
+        epsilon: what is added to the mean square of a row, by whose root the row is divided first, or None for rows as
+            they are. Source: RMSNorm, https://arxiv.org/abs/1910.07467.
     """
-    if not _can_launch(rows, weights, scales, biases):
-        return multiply_plainly(rows, weights, scales, biases, activation)
+    if not _can_launch(rows, weights, scales, biases, gain):
+        return multiply_plainly(rows, weights, scales, biases, activation, added, gain, epsilon)
     flat = rows.reshape(-1, rows.shape[-1]).contiguous()
+    flat_added = None if added is None else added.reshape(len(flat), -1).contiguous()
     work = Work(
         len(flat),
         flat.shape[1],
@@ -62,8 +82,9 @@ def multiply(
         activation,
         not all(one.is_contiguous() for one in weights),
     )
-    given = (flat, tuple(weights), tuple(scales), tuple(biases))
-    key = (work, rows.dtype, weights[0].dtype, *(one[0].dtype if one else None for one in given[2:]))
+    given = (flat, tuple(weights), tuple(scales), tuple(biases), flat_added, gain, epsilon)
+    types = (rows.dtype, weights[0].dtype, *(one[0].dtype if one else None for one in (scales, biases)))
+    key = (work, *types, added is not None, gain is not None, epsilon)
 
     def begin_timing() -> tuple[Callable[[Form | None], object], int]:
         copies = copy_tensors(given[1])
@@ -72,7 +93,7 @@ def multiply(
         def compute(form: Form | None) -> object:
             copied = next(turns)
             if form is None:
-                return multiply_plainly(rows, copied, scales, biases, activation)
+                return multiply_plainly(rows, copied, scales, biases, activation, added, gain, epsilon)
             return _launch(form, work, flat, copied, *given[2:])
 
         return compute, len(copies)
@@ -80,26 +101,45 @@ def multiply(
     forms = list_forms(work)
     form = find_form(key, KERNEL, rows.device, forms, lambda form: _launch(form, work, *given), begin_timing)
     if form is None:
-        return multiply_plainly(rows, weights, scales, biases, activation)
+        return multiply_plainly(rows, weights, scales, biases, activation, added, gain, epsilon)
     return _unflatten(_launch(form, work, *given), rows)
 
 
 def multiply_plainly(
-    rows: Tensor, weights: Sequence[Tensor], scales: Sequence[Tensor], biases: Sequence[Tensor], activation: str
+    rows: Tensor,
+    weights: Sequence[Tensor],
+    scales: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    activation: str,
+    added: Tensor | None = None,
+    gain: Tensor | None = None,
+    epsilon: float | None = None,
 ) -> list[Tensor]:
     """Return the same by PyTorch's own operators."""
     found = []
+    if epsilon is not None:
+        rows = functional.rms_norm(rows, rows.shape[-1:], gain, epsilon)
     for place, weight in enumerate(weights):
         bias = biases[place].to(rows.dtype) if biases else None
         if scales:
             within = torch.promote_types(scales[place].dtype, rows.dtype)
             weight = (weight.to(within) * scales[place].to(within)[:, None]).to(rows.dtype)
         found.append(functional.linear(rows, weight, bias))
-    return [ACTIVATIONS[activation](found[0]) * found[1]] if activation else found
+    if activation:
+        found[0] = ACTIVATIONS[activation](found[0])
+        found = [found[0] * found[1] if len(found) == 2 else found[0]]
+    return found if added is None else [found[0] + added.reshape(found[0].shape)]
 
 
 def describe(
-    rows: Tensor, weights: Sequence[Tensor], _scales: Sequence[Tensor], _biases: Sequence[Tensor], activation: str
+    rows: Tensor,
+    weights: Sequence[Tensor],
+    _scales: Sequence[Tensor],
+    _biases: Sequence[Tensor],
+    activation: str,
+    _added: Tensor | None = None,
+    _gain: Tensor | None = None,
+    _epsilon: float | None = None,
 ) -> list[Tensor]:
     """Return tensors without data that are like the answers."""
     answers = weights[:1] if activation else weights
@@ -112,12 +152,18 @@ torch.library.register_fake("torchwise::products_of_few_rows", describe, lib=_li
 products_of_few_rows = torch.ops.torchwise.products_of_few_rows.default
 
 
-def _can_launch(rows: Tensor, weights: Sequence[Tensor], scales: Sequence[Tensor], biases: Sequence[Tensor]) -> bool:
+def _can_launch(
+    rows: Tensor,
+    weights: Sequence[Tensor],
+    scales: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    gain: Tensor | None,
+) -> bool:
     """Whether the kernel reads these tensors as they lie in memory."""
     return (
         runs_kernels(rows.device.type)
         and 0 < rows.numel() <= MAX_ROWS * rows.shape[-1]
-        and all(one.is_contiguous() for one in (*scales, *biases))
+        and all(one.is_contiguous() for one in (*scales, *biases, *(() if gain is None else (gain,))))
         and (all(one.is_contiguous() for one in weights) or all(one.t().is_contiguous() for one in weights))
         and all(one.numel() > 0 for one in (*weights, *scales, *biases))
     )
@@ -139,6 +185,9 @@ def _launch(
     weights: tuple[Tensor, ...],
     scales: tuple[Tensor, ...],
     biases: tuple[Tensor, ...],
+    added: Tensor | None = None,
+    gain: Tensor | None = None,
+    epsilon: float | None = None,
 ) -> list[Tensor]:
     """Launch the kernel, and return its answers (rows, outputs)."""
     found = tuple(rows.new_empty((work.rows, size)) for size in work.sizes[: 1 if work.activation else None])
@@ -149,6 +198,8 @@ def _launch(
             weights,
             scales or (rows,) * len(weights),  # of which nothing is read
             biases or (rows,) * len(weights),
+            rows if gain is None else gain,
+            rows if added is None else added,
             found,
             COUNT=len(weights),
             ROWS=work.rows,
@@ -156,6 +207,9 @@ def _launch(
             LENGTH=work.length,
             HAS_SCALES=bool(scales),
             HAS_BIASES=bool(biases),
+            HAS_GAIN=gain is not None,
+            HAS_ADDED=added is not None,
+            EPSILON=epsilon,
             ACTIVATION=work.activation,
             BLOCK_ROWS=work.block_rows,
             BLOCK=form.block,

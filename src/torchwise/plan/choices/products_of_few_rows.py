@@ -13,8 +13,8 @@ register(
         Numerics.SAME_PRECISION,
         complexity=2,
         summary="products of at most 8 rows with large weights, as in decoding one token, are kernels of Torchwise, "
-        "which only read the weights. Products of the same rows are one kernel, and so is a gate with its activation. "
-        "Weights of 8 bits are read as such. Attention of at most 16 rows is a kernel of Torchwise as well",
+        "which only read the weights. Products of the same rows are one kernel, with their RMS norm, activation, gate "
+        "and residual. Weights of 8 bits are read as such. Attention of at most 16 rows is a kernel of Torchwise as well",
         devices=("cuda",),
         modes=("inference",),
         required_traits=(Trait.GEMM, Trait.FEW_ROWS),

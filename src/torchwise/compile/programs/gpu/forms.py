@@ -14,7 +14,7 @@ kernel compiles for a minute or more (Triton 3.6)."""
 MAX_UNROLLED = 2048
 """Most instructions of products of a thread. Triton compiles some hundred a second, and longer code more slowly."""
 MAX_SHARED_ROWS, MIN_SHARED_WEIGHTS = 16, 1 << 14
-"""Rows up to which, and weights from which on, several programs may share the columns of products."""
+"""Rows of a cluster up to which, and weights from which on, several programs may share the columns of products."""
 FEW = 1024
 """Rows up to which each may have a program of its own. A GPU of 132 multiprocessors runs them in few waves."""
 MANY_PROGRAMS = 132
@@ -32,7 +32,7 @@ class Form:
         warps: of 32 threads, of a program.
         most: the widest tile.
         precision: of products of float32, as Triton names it.
-        cluster: programs that share the columns of products. Each of them has all rows.
+        cluster: programs that share the columns of products. Each of them has all rows of its cluster.
     """
 
     block: int
@@ -109,11 +109,15 @@ def _list_multiplying(work: Work, *, allows_tf32: bool) -> list[Form]:
 
 
 def _list_clusters(work: Work) -> list[Form]:
-    """Return the forms in which programs share the products of a few rows."""
-    if work.rows > MAX_SHARED_ROWS or work.weights < MIN_SHARED_WEIGHTS:
+    """Return the forms in which programs share the products of a few rows, of which a GPU runs all at once or nearly.
+
+    A program for each row reads all matrices for it, so many rows take long for that.
+    """
+    if work.weights < MIN_SHARED_WEIGHTS:
         return []
-    block = 1 << (work.rows - 1).bit_length()
-    return [Form(block, warps, 128, "ieee", cluster) for cluster, warps in ((16, 4), (16, 8), (8, 8), (8, 16))]
+    block = min(1 << (work.rows - 1).bit_length(), MAX_SHARED_ROWS)
+    forms = [Form(block, warps, 128, "ieee", cluster) for cluster, warps in ((16, 4), (16, 8), (8, 8), (8, 16))]
+    return [one for one in forms if -(-work.rows // block) * one.cluster <= 2 * MANY_PROGRAMS]
 
 
 def _count_unrolled(form: Form, work: Work) -> float:

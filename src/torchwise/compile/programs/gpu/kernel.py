@@ -75,7 +75,7 @@ class Writer:
         program: it.
         most: the widest tile.
         uses_dot: whether products are made by the processors of matrices.
-        cluster: programs that share the columns of products. Each of them has all rows.
+        cluster: programs that share the columns of products. Each of them has all rows of the cluster.
     """
 
     def __init__(self, program: Program, most: int, uses_dot: bool, cluster: int = 1) -> None:
@@ -112,15 +112,18 @@ class Writer:
         names = [*self._program.parameters, *(f"t{number}" for number in range(len(self._tables)))]
         names += ["seeds"] if self._draws else []
         names += ["work"] if self._tiles.work else []
-        head, is_shared = list(self._tiles.head), self._tiles.cluster > 1
+        head, cluster = list(self._tiles.head), self._tiles.cluster
+        is_shared = cluster > 1
         if self._program.rows:
+            block = f"tl.program_id(0) // {cluster}" if is_shared else "tl.program_id(0)"
             head = [
-                "row = tl.arange(0, BLOCK)" if is_shared else "row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
+                f"row = {block} * BLOCK + tl.arange(0, BLOCK)",
                 f"live = row < {self._count_rows()}",
-                *(["first = live & (part == 0)"] if is_shared else []),
+                *(["first = live & (part == 0)", "slot = tl.arange(0, BLOCK)"] if is_shared else []),
+                *([f"work += {block} * BLOCK * {self._tiles.work}"] if self._tiles.work else []),
                 *head,
             ]
-        head = ["part = tl.program_id(0)", *head] if is_shared else head
+        head = [f"part = tl.program_id(0) % {cluster}", *head] if is_shared else head
         head = [f"{SEED} = tl.load(seeds)", *head] if self._draws else head
         lines = [
             "@triton.jit",

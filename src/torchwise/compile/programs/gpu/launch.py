@@ -59,7 +59,7 @@ class Launch:
         self._kernel, self._form, self._outputs, self._device = kernel, form, outputs, device
         self._programs = -(-rows // form.block)
         self._tables = [torch.tensor(one, dtype=torch.float64, device=device) for one in text.tables]
-        self._draws, self._work = text.draws, text.work * form.block
+        self._draws, self._work = text.draws, text.work * form.block * self._programs
         self._draw_seed = functools.partial(torch.randint, MOST_SEED, (1,), device=device)
 
     def __call__(self, args: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -1,8 +1,8 @@
 """Products of few rows, whose columns the programs of a cluster share.
 
 One processor alone reads the matrices of a row's layers slowly. So up to sixteen programs, which run at once, compute
-some columns each. They write them to memory, meet, and read those of the others. All else each of them computes for
-itself.
+some columns each of the same rows. They write them to memory, meet, and read those of the others. All else each of them
+computes for itself. Other rows have clusters of their own.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def share_product(
             text = f"tl.sum(({numbers})[:, None] * ({right}), 0)"
         total = tiles.let(text if total is None else f"{total} + {text}", within, has_rows, ()).name
     place = tiles.add_work(size)
-    address = f"work + {place} + row[:, None] * {size} + {own}[None, :]" if has_rows else f"work + {place} + {own}"
+    address = f"work + {place} + slot[:, None] * {size} + {own}[None, :]" if has_rows else f"work + {place} + {own}"
     masks = ", mask=" + (f"({mask})[None, :]" if has_rows else mask) if mask else ""
     tiles.write(f"tl.store({address}, {total}{masks})")
     tiles.write("meet(part)")
@@ -96,7 +96,7 @@ def share_product(
             column = f"({segment.start} + {tiles.range(segment)})" + ("[None, :]" if has_rows else "")
             inside = tiles.inside(segment)
             masks = f", mask={inside}{'[None, :]' if has_rows else ''}, other=0" if inside else ""
-        row = f" + row{'[:, None]' if wide else ''} * {size}" if has_rows else ""
+        row = f" + slot{'[:, None]' if wide else ''} * {size}" if has_rows else ""
         text = f'tl.load(work + {place}{row} + {column}{masks}, cache_modifier=".cg")'
         result.tiles[key_of(point)] = tiles.let(text, within, has_rows, wide)
     return result

@@ -3,8 +3,8 @@
 A model that decodes one token multiplies each of its weights by one row. Such a product takes as long as reading the
 weight. Libraries are made for many rows, and read it more slowly than a copy does. The operator's kernel is made for
 this case. It also has less to launch and to write down: products of the same rows are one kernel, without joined copies
-of their weights, and so is a gate with its activation (https://arxiv.org/abs/2002.05202). Weights of few bits with a
-scale for each output are read as such.
+of their weights. An activation is in it, a gate (https://arxiv.org/abs/2002.05202), a residual, and a norm by the root
+of the mean square before it. Weights of few bits with a scale for each output are read as such.
 
 Attention of few rows becomes an operator of our own, too (`attention_of_few_rows.py`). Other products of few rows with
 each matrix of a batch are written as sums in float32. Inductor makes one kernel of such a sum with the work around it,
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from torchwise.compile.few_rows.operator import ACTIVATIONS, LOW_BITS, MAX_ROWS, TYPES, products_of_few_rows
+from torchwise.compile.few_rows.operator import LOW_BITS, MAX_ROWS, TYPES, products_of_few_rows
 from torchwise.compile.transforms.function_graphs import attention_of_few_rows
 from torchwise.compile.transforms.function_graphs.nodes import (
     VALUE,
@@ -37,14 +37,13 @@ from torchwise.compile.transforms.function_graphs.nodes import (
     value_of,
     writes,
 )
+from torchwise.compile.transforms.function_graphs.product_epilogues import CASTS, VIEWS, Epilogue, find_epilogue
+from torchwise.compile.transforms.function_graphs.rms_norms import RMSNorm, find_rms_norm
 
-MIN_BYTES = 1 << 20
-"""Bytes of the weights of a kernel from which it may gain something. Reading less takes no longer than a launch."""
+MIN_BYTES = 1 << 17
+"""Bytes of the weights of a kernel from which it may gain something. With less, its start is nearly all of its time."""
 MAX_JOINED = 4
 """Products of a kernel: those of queries, keys and values, and one more."""
-VIEWS = ("view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "contiguous")
-"""Functions whose result has the numbers of their input, in the same order."""
-CASTS = ("to", "float", "half", "bfloat16", "type")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +97,10 @@ def rewrite(graph: Graph) -> int:
     places = {node: place for place, node in enumerate(graph.nodes)}
     written = [place for node, place in places.items() if writes(node)]
     groups = [group for group in _find_groups(places, written) if sum(one.nbytes for one in group) >= MIN_BYTES]
+    kernels = [_plan_kernel(group, places, written) for group in groups]
     moved: dict[Node, Node] = {}
-    for group in groups:
-        _replace(graph, group, moved)
+    for kernel in kernels:
+        _replace(graph, kernel, moved)
     if groups:
         attention_of_few_rows.rewrite(graph)
         for node in list(graph.nodes):
@@ -257,66 +257,82 @@ def _find_source(rows: Node, length: int, places: dict[Node, int], end: int, wri
     return rows
 
 
-def _replace(graph: Graph, group: Sequence[Product], moved: dict[Node, Node]) -> None:
-    """Replace the products of a group, and note the nodes in whose place there are others."""
-    first, rows = group[0], moved.get(group[0].rows, group[0].rows)
-    gate = _find_gate(group)
-    given = group if gate is None else gate.products
-    with graph.inserting_before(first.node):
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """What one kernel computes: products of the same rows, the norm before them, and what is computed of them.
+
+    It is computed where `first` is, the first of its products.
+    """
+
+    first: Node
+    products: tuple[Product, ...]
+    norm: RMSNorm | None
+    epilogue: Epilogue | None
+
+    @property
+    def results(self) -> list[Node]:
+        """The nodes in whose place its answers are."""
+        return [one.node for one in self.products] if self.epilogue is None else [self.epilogue.nodes[-1]]
+
+
+def _plan_kernel(group: Sequence[Product], places: dict[Node, int], written: Sequence[int]) -> Kernel:
+    first = places[group[0].node]
+
+    def is_ready(node: Node, reader: Node) -> bool:
+        return places[node] < first and not _has_write(first, places[reader], written)
+
+    epilogue = find_epilogue([one.node for one in group], is_ready)
+    products = tuple(group) if epilogue is None else tuple(group[place] for place in epilogue.order)
+    norm = find_rms_norm(group[0].rows)
+    if norm is not None:
+        is_known = norm.gain is None or places[norm.gain] < first
+        is_same = not _has_write(min(places[node] for node in norm.nodes), first, written)
+        if not is_known or not is_same or not _is_read_only_by(norm.nodes[-1], {one.node for one in group}):
+            norm = None
+    return Kernel(group[0].node, products, norm, epilogue)
+
+
+def _is_read_only_by(node: Node, readers: set[Node]) -> bool:
+    """Whether only these nodes read a node or its views, so that nothing else needs its value."""
+    return all(
+        user in readers or (name_of(user) in VIEWS and not writes(user) and _is_read_only_by(user, readers))
+        for user in node.users
+    )
+
+
+def _replace(graph: Graph, kernel: Kernel, moved: dict[Node, Node]) -> None:
+    """Replace the products of a kernel, and note the nodes in whose place there are others."""
+
+    def find(node: Node | None) -> Node | None:
+        return None if node is None else moved.get(node, node)
+
+    given, norm, epilogue = kernel.products, kernel.norm, kernel.epilogue
+    rows = find(given[0].rows if norm is None else norm.source)
+    assert rows is not None
+    with graph.inserting_before(kernel.first):
         weights = [one.weight.add(graph, moved) for one in given]
-        scales = [moved.get(one.scale, one.scale) for one in given if one.scale is not None]
-        biases = [moved.get(one.bias, one.bias) for one in given if one.bias is not None]
-        activation = "" if gate is None else gate.activation
-        call = graph.call_function(products_of_few_rows, (rows, weights, scales, biases, activation))
-        for place, one in enumerate(given[: 1 if gate else None]):
-            node = one.node if gate is None else gate.nodes[-1]
+        scales = [find(one.scale) for one in given if one.scale is not None]
+        biases = [find(one.bias) for one in given if one.bias is not None]
+        arguments: tuple[Any, ...] = (rows, weights, scales, biases, "" if epilogue is None else epilogue.activation)
+        if norm is not None or (epilogue is not None and epilogue.added is not None):
+            arguments += (None if epilogue is None else find(epilogue.added),)
+        if norm is not None:
+            arguments += (find(norm.gain), norm.epsilon)
+        call = graph.call_function(products_of_few_rows, arguments)
+        for place, node in enumerate(kernel.results):
             part, x = graph.call_function(operator.getitem, (call, place)), value_of(rows)
             assert x is not None
-            shape, wanted = (*x.shape[:-1], one.outputs), node.meta[VALUE]
+            shape, wanted = (*x.shape[:-1], given[place].outputs), node.meta[VALUE]
             part.meta[VALUE] = x.new_empty(shape, dtype=wanted.dtype)
             if not same_sizes(shape, wanted.shape):
                 part = add_call(graph, "view", part, tuple(wanted.shape))
             node.replace_all_uses_with(part)
             moved[node] = part
-    for node in reversed([one.node for one in given] if gate is None else gate.nodes):
+    for node in reversed(kernel.results if epilogue is None else epilogue.nodes):
         graph.erase_node(node)
-
-
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """Two products of which the first one's activation is multiplied by the second.
-
-    Attributes:
-        products: both, that with the activation first.
-        activation: its name.
-        nodes: all that is computed in one kernel, in an order in which each is behind its inputs. The last is the
-            result.
-    """
-
-    products: tuple[Product, Product]
-    activation: str
-    nodes: tuple[Node, ...]
-
-
-def _find_gate(group: Sequence[Product]) -> Gate | None:
-    """Return the gate that two products are, or None."""
-    if len(group) != 2 or group[0].outputs != group[1].outputs:
-        return None
-    for one, other in (group, group[::-1]):
-        chain, other_chain = _follow(one.node), _follow(other.node)
-        active = _find_only_user(chain[-1])
-        if active is None or name_of(active) not in ACTIVATIONS or writes(active):
-            continue
-        active_chain = _follow(active)
-        result = _find_only_user(active_chain[-1])
-        if result is None or result is not _find_only_user(other_chain[-1]) or name_of(result) != "mul":
-            continue
-        ends = value_of(active_chain[-1]), value_of(other_chain[-1]), value_of(result)
-        sizes = [end.shape for end in ends if end is not None and end.dtype is _dtype_of(one.node)]
-        is_plain = len(result.args) == 2 and not result.kwargs and not writes(result)
-        if is_plain and len(sizes) == 3 and all(same_sizes(sizes[2], size) for size in sizes):
-            return Gate((one, other), name_of(active), (*chain, *other_chain, *active_chain, result))
-    return None
+    for node in reversed(() if norm is None else norm.nodes):
+        if not node.users:
+            graph.erase_node(node)
 
 
 def _is_of_batch(node: Node) -> bool:
@@ -341,20 +357,3 @@ def _write_sum(graph: Graph, node: Node) -> None:
         found = add_call(graph, "to", total, node.meta[VALUE].dtype)
     node.replace_all_uses_with(found)
     graph.erase_node(node)
-
-
-def _follow(node: Node) -> list[Node]:
-    """Return a node, and those behind it that are its only reader and have its numbers in its order, where it is."""
-    found, value = [node], value_of(node)
-    while (user := _find_only_user(found[-1])) is not None and not writes(user):
-        made, is_view = value_of(user), name_of(user) in VIEWS or name_of(user) in CASTS
-        is_alike = made is not None and value is not None and (made.dtype, made.device) == (value.dtype, value.device)
-        if not is_view or not is_alike:
-            break
-        found.append(user)
-    return found
-
-
-def _find_only_user(node: Node) -> Node | None:
-    users = list(node.users)
-    return users[0] if len(users) == 1 else None
