@@ -2,8 +2,9 @@
 
 Each plan is verified, and timed against eager in alternation in processes of its own, as in a search. A row of the
 table has the speed-ups over eager, and that of the fastest plan with kernels of Torchwise (row programs, captured or
-not, and products of few rows) over the best other way and over the best mode of `torch.compile`, with 95 % intervals. With --allow lower-precision all plans multiply in TF32, programs
-without products are left out, and the results have another file.
+not, and products of few rows) over the best other way and over the best mode of `torch.compile`, with 95 % intervals.
+With --allow lower-precision all plans multiply in TF32, programs without products are left out, and the results have
+another file.
 
 A plan whose compile takes over --timeout is cut off, which does not say that it is slow. If a plain compile by Inductor
 is cut off, other plans that compile the same whole graph are not begun. The table names both, and their number.

@@ -31,7 +31,9 @@ from torchwise.workload import pytree
 
 FILE = Path(__file__).with_name("rewritten_models.py")
 MODELS = {
-    **dict.fromkeys(("openvino", "onnxruntime", "aot-inductor", "inductor", "row_programs", "torch-tensorrt"), "linear"),
+    **dict.fromkeys(
+        ("openvino", "onnxruntime", "aot-inductor", "inductor", "row_programs", "torch-tensorrt"), "linear"
+    ),
     **dict.fromkeys(("int8_dynamic", "int8_weights", "int4_weights"), "linear"),
     **dict.fromkeys(("fp8_weights", "fp8_dynamic", "fp8_per_tensor"), "linear"),
     **dict.fromkeys(("compiled_lstm", "isolate_rnn"), "lstm"),

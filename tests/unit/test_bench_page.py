@@ -29,7 +29,7 @@ def test_the_summary_comes_first_and_every_row_of_every_target_follows(page: str
     assert page.count('<tr role="row"') == 2 * (1 + 8)
     assert page.count('class="decided"') == 2
     assert "died in compile: SIGSEGV" in page
-    assert "the fastest contender with correct answers in its precision class" in page
+    assert "the fastest contender with correct answers at its level" in page
 
 
 def test_ids_are_unique_and_met_and_nothing_is_fetched(page: str) -> None:

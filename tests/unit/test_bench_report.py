@@ -21,7 +21,7 @@ from builders import UNCLEAR, WRONG, a_measurement, samples
 from torchwise.errors import InputError
 from torchwise.plan import EAGER
 from torchwise.records import Measurement
-from torchwise.records.benchmark import Benchmark, Row, RowState
+from torchwise.records.benchmark import Benchmark, Row, RowState, rival_of
 from torchwise.records.scale import scale_of, with_trust
 from torchwise.records.suite_summary import describe_summary, summarize
 from torchwise.report import BenchProgress, export, read_benchmark, render_benchmark, write_plots
@@ -231,9 +231,27 @@ def test_what_was_not_tried_yet_is_not_called_wrong() -> None:
 def test_the_summary_never_mixes_precisions() -> None:
     rows = (duel(2.0, "zoo:a.a"), duel(8.0, "zoo:b.b", precision="bf16"))
     summary = summarize(a_benchmark(rows))
-    assert {mean.precision: round(mean.ratio) for mean in summary.duels} == {"native": 2, "bf16": 8}
-    assert {mean.precision for mean in summary.speedups} == {"native", "bf16"}
+    assert {mean.level: round(mean.ratio) for mean in summary.duels} == {"native": 2, "bf16": 8}
+    assert {mean.level for mean in summary.speedups} == {"native", "bf16"}
     assert any("torchwise in bf16 over eager" in text for text in describe_summary(summary))
+
+
+def test_what_the_users_own_rule_permits_is_one_level() -> None:
+    spec = a_spec("zoo:a.a", tolerance=0.05)
+    rows = (
+        a_row("int8-dynamic", 1.4, workload=spec),
+        ours(2.0, 1.5, workload=spec, precision="bf16"),
+        ours(8.0, 6.0, workload=a_spec("zoo:b.b", tolerance=0.05)),
+        ours(3.0, None, workload=a_spec("zoo:c.c", tolerance=0.05), precision="bf16"),
+    )
+    assert rival_of(rows[:2], rows[1]) is rows[0]
+    assert [row.contender for row in scale_of(a_benchmark(rows[:2]), spec).best().values()] == ["torchwise"]
+    summary = summarize(a_benchmark(rows))
+    (mean,) = summary.duels
+    assert mean.ratio == pytest.approx(3.0, rel=0.05)
+    told = describe_summary(summary)
+    assert not any("bf16" in text for text in told)
+    assert any(text.endswith("it was not timed beside another contender with correct answers") for text in told)
 
 
 def test_duels_are_faster_equal_or_slower_by_their_whole_interval() -> None:

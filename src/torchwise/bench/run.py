@@ -332,9 +332,9 @@ def next_duel(scale: Scale, effort: EffortProfile, repeatable: Collection[str]) 
 def next_repeat(scale: Scale, effort: EffortProfile, repeatable: Collection[str]) -> Row | None:
     """Return the row to time against eager in another process, or None once the fastest is known."""
     right = [one for one in scale.rows if one.row.is_right and not _is_eager(one.row)]
-    for precision in dict.fromkeys(one.row.precision for one in right):  # precisions are never compared
-        same_precision = [one for one in right if one.row.precision == precision]
-        leader, *others = sorted(same_precision, key=lambda one: -one.speedup.mid)
+    for level in dict.fromkeys(one.row.level for one in right):  # levels are never compared
+        same_level = [one for one in right if one.row.level == level]
+        leader, *others = sorted(same_level, key=lambda one: -one.speedup.mid)
         close = [one for one in others if may_be_faster(one, leader)][: effort.duels]
         if not close and is_plain(leader.speedup, _distance(leader.speedup), _processes(leader), effort.half_width):
             continue

@@ -21,6 +21,8 @@ from torchwise.records.verdict import Outcome, Verdict
 EAGER = "eager"
 TORCHWISE = "torchwise"
 """The contender that chooses a plan."""
+PERMITTED = "permitted"
+"""The level of all contenders of a workload whose user permits changes by a rule."""
 TIED = 0.02
 """Share of a call's time by which two contenders must differ for one to be taken for the faster."""
 
@@ -82,14 +84,13 @@ class Row:
     """One contender on one target.
 
     Attributes:
-        precision: class of its numeric precision: "native", or that of a plan which lowers it. Ratios stay within a
-            class.
+        precision: its numeric precision: "native", or that of a plan which lowers it.
         reason: why it was not timed, in words.
         performance: the worker's findings, if it was timed.
         plan: for Torchwise, the chosen plan.
         search_s: for Torchwise, seconds of search, or None if the request listed the plans.
         searched: for Torchwise, every plan that was tried or left out, with its outcome or the reason.
-        rival: for Torchwise, the fastest other contender of its class with right answers. If two may be the fastest, it
+        rival: for Torchwise, the fastest other contender of its level with right answers. If two may be the fastest, it
             is the one against which Torchwise does worse.
         duel: Torchwise as the candidate and the rival as the baseline, in one process.
         duel_repeats: the same in further fresh processes.
@@ -116,6 +117,11 @@ class Row:
         """Key that identifies the same row in two benchmarks."""
         work = self.workload
         return (work.target, work.device, work.mode, work.objective, self.contender)
+
+    @property
+    def level(self) -> str:
+        """The numerics within which contenders are compared: those that the user's own rule permits, or a precision."""
+        return PERMITTED if self.workload.permits_change else self.precision
 
     @property
     def is_timed(self) -> bool:
@@ -231,7 +237,7 @@ class Benchmark(Document):
 
 
 def rival_of(rows: tuple[Row, ...], own: Row) -> Row | None:
-    """Return the fastest other contender of the same precision class with right answers, by speed-up over eager."""
+    """Return the fastest other contender of the same level with right answers, by speed-up over eager."""
     return max(_others(rows, own), key=lambda row: row.speedup.mid if row.speedup else 0.0, default=None)
 
 
@@ -251,4 +257,4 @@ def rivals_of(rows: tuple[Row, ...], own: Row) -> list[Row]:
 
 
 def _others(rows: tuple[Row, ...], own: Row) -> list[Row]:
-    return [row for row in rows if row.contender != own.contender and row.precision == own.precision and row.is_right]
+    return [row for row in rows if row.contender != own.contender and row.level == own.level and row.is_right]

@@ -71,8 +71,8 @@ class Scale:
         return next((found for found in self.rows if found.row is row), None)
 
     def leads_others(self, row: Row, excluded: Row) -> bool:
-        """Whether a row has the highest speed-up of the right rows of its class, without the excluded row."""
-        others = [one for one in self.rows if one.row.is_right and one.row.precision == row.precision]
+        """Whether a row has the highest speed-up of the right rows of its level, without the excluded row."""
+        others = [one for one in self.rows if one.row.is_right and one.row.level == row.level]
         others = [one for one in others if one.row is not excluded and one.speedup.is_usable]
         return max(others, key=lambda one: one.speedup.mid, default=None) is self.find_scaled(row)
 
@@ -92,10 +92,10 @@ class Scale:
         return surely_faster(ratio)
 
     def best(self) -> dict[str, Row]:
-        """Return the fastest right row of each precision class, unless that is inconclusive. Classes never mix."""
+        """Return the fastest right row of each level, unless that is inconclusive. Levels never mix."""
         right = [found for found in self.rows if found.row.is_right]
-        classes = dict.fromkeys(found.row.precision for found in right)
-        best = {name: _best([found for found in right if found.row.precision == name]) for name in classes}
+        levels = dict.fromkeys(found.row.level for found in right)
+        best = {name: _best([found for found in right if found.row.level == name]) for name in levels}
         return {name: row for name, row in best.items() if row is not None}
 
 

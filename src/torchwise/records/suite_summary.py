@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torchwise.records import format as show
 from torchwise.records.answer import Answer
-from torchwise.records.benchmark import EAGER, TORCHWISE, Benchmark, Row
+from torchwise.records.benchmark import EAGER, PERMITTED, TORCHWISE, Benchmark, Row
 from torchwise.records.scale import scale_of, surely_faster
 from torchwise.records.statistics import Interval
 
@@ -19,14 +19,14 @@ class Mean:
     """A geometric mean of ratios over targets (Fleming & Wallace, How not to lie with statistics, CACM 1986).
 
     Attributes:
-        precision: class of its numeric precision.
+        level: the numerics within which it is compared.
         ratio: the mean, 1 for equal.
         targets: number of targets in it: those with correct answers and a reliable ratio.
         uncertain: number of targets with correct answers and a ratio that is too uncertain.
     """
 
     contender: str
-    precision: str
+    level: str
     ratio: float
     targets: int
     uncertain: int = 0
@@ -37,9 +37,9 @@ class Summary:
     """Result of a benchmark.
 
     Attributes:
-        tried: number of targets on which each contender ran so far, in each precision class.
-        speedups: over eager, by contender and precision class, best first, without eager against itself.
-        duels: Torchwise over the best alternative, by precision class.
+        tried: number of targets on which each contender ran so far, at each level.
+        speedups: over eager, by contender and level, best first, without eager against itself.
+        duels: Torchwise over the best alternative, by level.
         faster: duels whose whole interval lies above 1.
         equal: duels whose interval holds 1 and is narrow, and those of eager with itself.
         slower: duels whose whole interval lies below 1, the worst first.
@@ -76,7 +76,7 @@ def summarize(benchmark: Benchmark) -> Summary:
     speeds = [(one.row, one.speedup) for one in scaled if one.row.is_right and one.row.contender != EAGER]
     return Summary(
         targets=len(benchmark.workloads),
-        tried=Counter((row.contender, row.precision) for row in benchmark.rows if not row.refused),
+        tried=Counter((row.contender, row.level) for row in benchmark.rows if not row.refused),
         speedups=_means(speeds),
         duels=_means(ratios),
         faster=faster,
@@ -92,7 +92,11 @@ def why_no_duel(row: Row) -> str:
     """Explain why a correct answer of Torchwise was not compared with another contender."""
     if not row.is_right:
         return ""
-    return row.reason or f"no other contender has correct answers in precision {row.precision}"
+    if row.reason:
+        return row.reason
+    if row.level == PERMITTED:
+        return "it was not timed beside another contender with correct answers"
+    return f"no other contender has correct answers in precision {row.precision}"
 
 
 def _means(pairs: Sequence[tuple[Row, Interval]]) -> tuple[Mean, ...]:
@@ -103,7 +107,7 @@ def _means(pairs: Sequence[tuple[Row, Interval]]) -> tuple[Mean, ...]:
     """
     groups: dict[tuple[str, str], list[Interval]] = {}
     for row, ratio in pairs:
-        groups.setdefault((row.contender, row.precision), []).append(ratio)
+        groups.setdefault((row.contender, row.level), []).append(ratio)
     found = []
     for key, ratios in groups.items():
         figures = [ratio for ratio in ratios if ratio.is_usable]
@@ -115,10 +119,9 @@ def _means(pairs: Sequence[tuple[Row, Interval]]) -> tuple[Mean, ...]:
 
 def describe_summary(summary: Summary) -> list[str]:
     """Return the lines of a summary, or none if nothing was timed."""
-    lines = [_describe_speedup(mean, summary.tried[mean.contender, mean.precision]) for mean in summary.speedups]
+    lines = [_describe_speedup(mean, summary.tried[mean.contender, mean.level]) for mean in summary.speedups]
     lines += [
-        f"torchwise over the best alternative{_precision_suffix(mean)}: {show.ratio(mean.ratio)}, "
-        f"{_describe_targets(mean)}"
+        f"torchwise over the best alternative{_level_suffix(mean)}: {show.ratio(mean.ratio)}, {_describe_targets(mean)}"
         for mean in summary.duels
     ]
     if compared := summary.faster + summary.equal + summary.slower + summary.inconclusive:
@@ -135,7 +138,7 @@ def describe_summary(summary: Summary) -> list[str]:
 def _describe_speedup(mean: Mean, tried: int) -> str:
     right = mean.targets + mean.uncertain
     over = "" if right == tried else f", correct on {right} of {tried}"
-    name = f"{mean.contender}{_precision_suffix(mean)}"
+    name = f"{mean.contender}{_level_suffix(mean)}"
     return f"{name} over eager: {show.ratio(mean.ratio)}, {_describe_targets(mean)}{over}"
 
 
@@ -145,9 +148,9 @@ def _describe_targets(mean: Mean) -> str:
     return f"{many}, too uncertain on {mean.uncertain} more" if mean.uncertain else many
 
 
-def _precision_suffix(mean: Mean) -> str:
+def _level_suffix(mean: Mean) -> str:
     """Return a suffix for a precision other than the model's own."""
-    return "" if mean.precision == "native" else f" in {mean.precision}"
+    return "" if mean.level in ("native", PERMITTED) else f" in {mean.level}"
 
 
 def _name_target(row: Row) -> str:

@@ -11,7 +11,7 @@ from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Outcome
 from torchwise.records import format as show
 from torchwise.records.answer import Answer, Change, Reliability
-from torchwise.records.benchmark import EAGER, TORCHWISE, Benchmark, Row, RowState
+from torchwise.records.benchmark import EAGER, PERMITTED, TORCHWISE, Benchmark, Row, RowState
 from torchwise.records.comparison import Comparison, RowComparison
 from torchwise.records.scale import Scale, ScaledRow, scale_of, trust_of
 from torchwise.records.suite_summary import describe_summary, summarize, why_no_duel
@@ -119,7 +119,7 @@ def _bench_row(line: Line) -> doc.Row:
 
 BEST = "★"
 LEGEND = (
-    f"{BEST}: the fastest contender with correct answers in its precision class, if the measurements show it. "
+    f"{BEST}: the fastest contender with correct answers at its level, if the measurements show it. "
     "Speed-up: over eager, with its 95 % interval over all processes that timed the two in alternation. Per call: "
     "eager's time divided by the speed-up. Cold and warm: extra time of the first call, with empty and full caches. "
     "Roofline: the minimum time for the work on this hardware, divided by the measured time."
@@ -131,7 +131,7 @@ class Line:
     """One contender on one target, as text.
 
     Attributes:
-        is_best: whether it is the fastest with correct answers in its precision class.
+        is_best: whether it is the fastest with correct answers at its level.
         why: reason for the answers' state, unless they passed.
         choice: for Torchwise its plan, the seconds of search, and its speed against the best alternative.
         search: for Torchwise, if another contender is faster, the outcome of every plan that it could have chosen.
@@ -227,7 +227,7 @@ def line_of(row: Row, benchmark: Benchmark, *, is_best: bool = False) -> Line:
 
 
 def duel_words(row: Row, scale: Scale) -> str:
-    """Compare Torchwise with the fastest alternative of its precision class, or explain why that is impossible."""
+    """Compare Torchwise with the fastest alternative of its level, or explain why that is impossible."""
     ratio = scale.duel_ratio(row)
     if ratio is not None and row.is_right:
         same = ", the same plan" if row.is_its_rival else ""
@@ -245,8 +245,8 @@ def _lines_of(benchmark: Benchmark, workload: WorkloadSpec) -> TargetLines:
     rows = benchmark.select_rows(workload)
     best = list(scale_of(benchmark, workload).best().values())
     lines = tuple(line_of(row, benchmark, is_best=any(row is found for found in best)) for row in rows)
-    several = sum(row.is_right and row.precision == "native" for row in rows) > 1
-    is_undecided = several and not any(row.precision == "native" for row in best)
+    several = sum(row.is_right and row.level in ("native", PERMITTED) for row in rows) > 1
+    is_undecided = several and not any(row.level in ("native", PERMITTED) for row in best)
     return TargetLines(workload, lines, "No contender is clearly the fastest." if is_undecided else "")
 
 

@@ -144,7 +144,7 @@ def _result_cells(row: Row, benchmark: Benchmark) -> dict[str, doc.Value]:
     scale = scale_of(benchmark, row.workload)
     scaled = scale.find_scaled(row)
     return {
-        "is_best_of_precision": scale.best().get(row.precision) is row,
+        "is_best_of_precision": scale.best().get(row.level) is row,
         "is_inconclusive": scaled.is_inconclusive if scaled else None,
         "overwritten_by_next_call": found.overwrites if found else None,
         "relative_error": found.verdict.error if found else None,

@@ -14,7 +14,7 @@ register(
         complexity=2,
         summary="products of at most 8 rows with large weights, as in decoding one token, are kernels of Torchwise, "
         "which only read the weights. Products of the same rows are one kernel, with their RMS norm, activation, gate "
-        "and residual. Weights of 8 bits are read as such. Attention of at most 16 rows is a kernel of Torchwise as well",
+        "and residual. Weights of 8 bits are read as such. Attention of at most 16 rows is such a kernel as well",
         devices=("cuda",),
         modes=("inference",),
         required_traits=(Trait.GEMM, Trait.FEW_ROWS),

@@ -12,7 +12,7 @@ from torchwise.errors import InputError
 from torchwise.plan.workload_spec import WorkloadSpec
 from torchwise.records import Interval
 from torchwise.records import format as show
-from torchwise.records.benchmark import EAGER, TORCHWISE, Benchmark, Row
+from torchwise.records.benchmark import EAGER, PERMITTED, TORCHWISE, Benchmark, Row
 from torchwise.records.scale import Scale, ScaledRow, scale_of
 from torchwise.report.document import Plot
 from torchwise.report.facts import place
@@ -180,7 +180,7 @@ def _speedups(scale: Scale) -> list[Mark]:
 
 def _shares(benchmark: Benchmark, workload: WorkloadSpec) -> list[Mark]:
     rows = scale_of(benchmark, workload).rows
-    right = {one.row.contender: one for one in rows if one.row.is_right and one.row.precision == "native"}
+    right = {one.row.contender: one for one in rows if one.row.is_right and one.row.level in ("native", PERMITTED)}
     others = [one for name, one in right.items() if name not in (EAGER, TORCHWISE) and one.speedup.is_usable]
     best = max(others, key=lambda one: one.speedup.mid, default=None)
     shown: dict[str, ScaledRow | None] = {

@@ -1,6 +1,7 @@
 """Find norms by the root of the mean square (https://arxiv.org/abs/1910.07467), called as such or written out.
 
-Written out they are a tensor times `rsqrt` of the mean of its squares plus a number, and perhaps times a gain. So are those of the Llamas of Transformers, and of Meta's own code.
+Written out they are a tensor times `rsqrt` of the mean of its squares plus a number, and perhaps times a gain. So are
+those of the Llamas of Transformers, and of Meta's own code.
 """
 
 from __future__ import annotations
