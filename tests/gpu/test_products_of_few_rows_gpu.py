@@ -108,28 +108,31 @@ def test_turned_weights_have_the_answer_in_all_forms(
 
 
 @pytest.mark.parametrize(
-    ("number", "length", "sizes", "activation", "dtype", "is_turned"),
+    ("number", "length", "sizes", "activation", "dtype", "has_norm"),
     [
-        (1, 2048, (512, 512), "silu", BF16, False),
-        (1, 8192, (2048,), "", BF16, False),
-        (8, 256, (256,), "relu", F32, False),
-        (2, 1000, (333,), "gelu", F32, False),
-        (3, 768, (640,), "gelu_tanh", F16, True),
+        (1, 2048, (512, 512), "silu", BF16, True),
+        (1, 8192, (2048,), "", BF16, True),
+        (8, 256, (256,), "relu", F32, True),
+        (2, 1000, (333,), "gelu", F32, True),
+        (3, 768, (640,), "gelu_tanh", F16, False),  # of turned weights
     ],
 )
 def test_what_is_around_products_has_the_answer_in_all_forms(
-    number: int, length: int, sizes: tuple[int, ...], activation: str, dtype: Any, is_turned: bool
+    number: int, length: int, sizes: tuple[int, ...], activation: str, dtype: Any, has_norm: bool
 ) -> None:
     weights, _ = make(sizes, length, dtype, None)
-    weights = [one.t().contiguous().t() for one in weights] if is_turned else weights
+    weights = weights if has_norm else [one.t().contiguous().t() for one in weights]
     rows, added = (3 * torch.randn(number, size, device="cuda").to(dtype) for size in (length, sizes[0]))
     gain = torch.randn(length, device="cuda").to(dtype) / 16
-    x = rows.double() / (rows.double().square().mean(-1, keepdim=True) + 0.5).sqrt() * gain.double()
+    x = rows.double()
+    if has_norm:
+        x = x / (x.square().mean(-1, keepdim=True) + 0.5).sqrt() * gain.double()
+    norm = (gain, 0.5) if has_norm else ()
     wide = [one.double() for one in weights]
     expected = operator.multiply_plainly(x, wide, [], [], activation, added.double())[0]
-    work = Work(number, length, sizes, weights[0].element_size(), activation, is_turned)
+    work = Work(number, length, sizes, weights[0].element_size(), activation, not has_norm)
     for form in list_forms(work):
-        (found,) = operator._launch(form, work, rows, tuple(weights), (), (), added, gain, 0.5)
+        (found,) = operator._launch(form, work, rows, tuple(weights), (), (), added, *norm)
         assert (found.double() - expected).norm() / expected.norm() < (1e-5 if dtype is F32 else 5e-3), form
 
 

@@ -42,7 +42,7 @@ class Model(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.a, self.b, self.c = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
-        self.gain = nn.Parameter(draw(WIDTH, seed=3))
+        self.gain, self.turned = nn.Parameter(draw(WIDTH, seed=3)), nn.Parameter(draw(WIDTH, 7, seed=5))
         self.norm, self.plain_norm = nn.RMSNorm(WIDTH, eps=1e-3), nn.RMSNorm(WIDTH, eps=0.1, elementwise_affine=False)
         self.unset_norm, self.layer_norm = nn.RMSNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.norm.weight.data.copy_(draw(WIDTH, seed=4))
@@ -137,6 +137,7 @@ TAKEN: dict[str, tuple[Callable[..., Any], list[Around]]] = {
     "norm of two dimensions": (lambda m, x: m.a(functional.rms_norm(x, x.shape[-2:])), [PLAIN]),
     "norm of what is written": (write_between, [PLAIN]),
     "norm with a gain for each row": (lambda m, x: m.a(m.plain_norm(x) * x.relu()), [PLAIN]),
+    "norm before weights that lie columns first": (lambda m, x: m.norm(x) @ m.turned, [PLAIN]),
     "a layer": (layer, [(1, "", True, True), (2, "silu", True, True), (1, "", False, True)]),
 }
 """Functions of a model, and the calls of the operator that are put in."""

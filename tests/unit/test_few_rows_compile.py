@@ -28,7 +28,7 @@ CASES: dict[str, tuple[Work, str, str]] = {
     "activation": (Work(2, 256, (256,), 4, "gelu"), "fp32", "fp32"),
     "norm, gate": (Work(1, 2048, (512, 512), 1, "silu"), "bf16", "i8"),
     "norm, residual": (Work(1, 2048, (2048,), 2), "bf16", "bf16"),
-    "norm, turned": (Work(1, 768, (2304,), 2, is_turned=True), "bf16", "bf16"),
+    "norm, several rows": (Work(3, 1000, (512,), 2), "fp16", "fp16"),
     "turned": (Work(1, 768, (2304,), 2, is_turned=True), "bf16", "bf16"),
     "turned, in float32": (Work(2, 3072, (768,), 4, is_turned=True), "fp32", "fp32"),
     "turned, 8 bits": (Work(1, 768, (3072,), 1, is_turned=True), "bf16", "i8"),

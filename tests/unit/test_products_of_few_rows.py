@@ -109,9 +109,10 @@ def test_all_forms_have_the_answer_with_what_is_around_the_products(
 ) -> None:
     rows, (weights, _) = (3 * draw(number, LENGTH)).to(dtype), make_weights(sizes, dtype, dtype)
     weights = [one.t().contiguous().t() for one in weights] if is_turned else weights
+    has_norm = not is_turned and (has_gain or number == 3)
     added = draw(number, sizes[0], seed=7).to(dtype) if has_added else None
-    gain = draw(LENGTH, seed=8).to(dtype) if has_gain else None
-    around = (added, gain, 0.5 if has_gain or number == 3 else None)
+    gain = draw(LENGTH, seed=8).to(dtype) if has_norm and has_gain else None
+    around = (added, gain, 0.5 if has_norm else None)
     expected = compute_exactly(rows, weights, [], [], activation, *around)
     work = Work(number, LENGTH, sizes, weights[0].element_size(), activation, is_turned)
     for form in list_forms(work):
@@ -139,6 +140,14 @@ def test_all_forms_of_turned_weights_have_the_answer(
         found = operator._launch(form, work, rows, tuple(weights), tuple(scales), ())
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one.double(), other, rtol=2e-5 if dtype.itemsize == 4 else 1e-2, atol=1e-4)
+
+
+def test_turned_weights_with_a_norm_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = draw(3, LENGTH), draw(LENGTH, 5).t()
+    expected = functional.rms_norm(x, (LENGTH,), None, 0.5) @ weight.t()
+    monkeypatch.setattr(operator, "_launch", None)
+    (found,) = operator.multiply(x, [weight], [], [], "", None, None, 0.5)
+    torch.testing.assert_close(found, expected)
 
 
 def test_weights_of_both_kinds_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:

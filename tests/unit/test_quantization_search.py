@@ -81,6 +81,31 @@ def test_fewer_bits_wait_for_compiled_code(device: str, gains: dict[str, float])
     assert in_eager, "they are tried all the same, as there is time"
 
 
+@pytest.mark.parametrize(("in_bf16", "alone", "is_tried"), [(1.95, 2.2, True), (2.1, 2.2, True), (1.5, 2.2, False)])
+def test_fewer_bits_near_the_leader_are_tried_in_the_models_own_precision(
+    in_bf16: float, alone: float, is_tried: bool
+) -> None:
+    """The lower precision leads before them, and no other way leads from there to Inductor with them alone."""
+
+    def run(plan: Plan) -> Trial:
+        speed = {"eager": 1.0, "inductor": 1.2}.get(plan.backend, 1.1)
+        if plan.precision != "native":
+            speed = 2.0 if plan.backend == "inductor" else 1.6
+        if plan.transforms and plan.backend != "eager":
+            speed = in_bf16 if plan.precision != "native" else alone
+        return a_trial(plan, speed * 0.99, speed * 1.01, cold_s=0.0 if plan.backend == "eager" else 5.0)
+
+    past = PastStudy("cpu", "inference", tuple(sorted(TRAITS)), {"gemm": 0.9}, 1e-2, {"+precision=autocast_bf16": 0.5})
+    inspection = an_inspection(1e-2, traits=TRAITS, shares={"gemm": 0.9, "conv": 0.0, "launch": 0.0}, operators=20)
+    history = a_history(inspection=inspection, calls=10_000_000)
+    sampler = StagedSampler(PlanSpace("cpu", "inference", TRAITS, Numerics.QUANTIZED), gains=GainModel([past]))
+    first = [Plan(backend="inductor", precision="autocast_bf16"), Plan(precision="autocast_bf16")]
+    mixed = Plan(backend="inductor", precision="autocast_bf16", transforms=("int8_dynamic",))
+    history = replace(history, trials=tuple(map(run, [*first, mixed])))
+    options = [option.plan for option in sampler._options(history)]
+    assert (INT8_INDUCTOR in options) is is_tried
+
+
 def test_a_search_for_memory_has_no_such_order() -> None:
     """Fewer bits take less memory in eager as well, and compiled code takes more."""
     inspection = an_inspection(1e-2, traits=TRAITS, shares={"gemm": 0.9, "conv": 0.0, "launch": 0.0}, operators=20)

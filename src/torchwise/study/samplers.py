@@ -40,6 +40,8 @@ MAX_REFUSAL = 160
 """Maximum characters of a refusal that is told once for several plans."""
 OF_KERNELS = ("precision", "memory_format")
 """Fields whose values change the time that kernels take, and hardly that of the host."""
+NEAR = 0.9
+"""Share of the leader's speed from which on a plan counts as near it."""
 QUICK = 0.1
 """Share of a trial below which its compile does not count in the order of trials."""
 
@@ -237,22 +239,22 @@ class StagedSampler:
         bases = dict.fromkeys([leader, history.foundation(), *history.list_fastest_compiled(), EAGER])
         space = replace(self._space, traits=self._space.traits | history.traits)
         seen: set[Plan] = set()
-        for base in bases:
-            for neighbour, choice in space.neighbours(base):
-                plan = history.refine(neighbour)
-                if plan in seen or history.find_trial(plan) is not None or self._has_lost(history, choice):
-                    continue
-                if _fails_like_others(plan, space) or _is_for_other_shapes(plan, space):
-                    continue
-                if history.find_refusal(plan):
-                    continue
-                if plan.threads is not None and plan.threads == history.eager_threads:  # as it is without
-                    continue
-                seen.add(plan)
-                best_s = history.seconds_of(base) - self._bound_s(history, base, choice)
-                gain_s = history.seconds_of(leader) - best_s
-                overhead_s = history.predict_overhead_s(plan)
-                yield Option(plan, base, choice, gain_s, overhead_s, history.predict_trial_s(plan))
+        found = [(base, *one) for base in bases for one in space.neighbours(base)]
+        for base, neighbour, choice in (*found, *_iter_own_precision(history)):
+            plan = history.refine(neighbour)
+            if plan in seen or history.find_trial(plan) is not None or self._has_lost(history, choice):
+                continue
+            if _fails_like_others(plan, space) or _is_for_other_shapes(plan, space):
+                continue
+            if history.find_refusal(plan):
+                continue
+            if plan.threads is not None and plan.threads == history.eager_threads:  # as it is without
+                continue
+            seen.add(plan)
+            best_s = history.seconds_of(base) - self._bound_s(history, base, choice)
+            gain_s = history.seconds_of(leader) - best_s
+            overhead_s = history.predict_overhead_s(plan)
+            yield Option(plan, base, choice, gain_s, overhead_s, history.predict_trial_s(plan))
 
     @staticmethod
     def _bound_s(history: History, base: Plan, choice: Choice) -> float:
@@ -315,6 +317,20 @@ def _has_fewer_bits_with_backend(trial: Trial) -> bool:
 
 def _has_fewer_bits(plan: Plan) -> bool:
     return any(choice.numerics is Numerics.QUANTIZED for choice in choices_of(plan))
+
+
+def _iter_own_precision(history: History) -> Iterator[tuple[Plan, Plan, Choice]]:
+    """Yield plans near the leader with numbers of fewer bits in a lower precision, without that, and such a choice.
+
+    The lower precision often leads before them, so they are tried on it first. But each of their layers then converts
+    its inputs twice, and the rest of a model may be as quick in the model's own.
+    """
+    most_s = history.seconds_of(history.incumbent()) / NEAR
+    for trial in history.iter_timed():
+        plan = trial.plan
+        choice = next((one for one in choices_of(plan) if one.numerics is Numerics.QUANTIZED), None)
+        if choice is not None and plan.precision != EAGER.precision and history.seconds_of(plan) <= most_s:
+            yield plan, replace(plan, precision=EAGER.precision), choice
 
 
 def _parts_but(field: str, plan: Plan) -> frozenset[Any]:

@@ -79,7 +79,8 @@ def share_product(
         if not wide:
             text = f"({numbers})[:, None] * ({right})[None, :]" if has_rows else f"{numbers} * {right}"
         elif has_rows:
-            text = f"tl.sum(({numbers})[:, :, None] * ({right})[None, :, :], 1)"
+            # The matrix first: Triton 3.6 makes the sum of rows times a matrix a product in TF32, from 16 rows on.
+            text = f"tl.sum(({right})[None, :, :] * ({numbers})[:, :, None], 1)"
         else:
             text = f"tl.sum(({numbers})[:, None] * ({right}), 0)"
         total = tiles.let(text if total is None else f"{total} + {text}", within, has_rows, ()).name

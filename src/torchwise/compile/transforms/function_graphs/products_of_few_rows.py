@@ -73,6 +73,7 @@ class Product:
         bias: a node, (outputs,), or None.
         outputs: their number.
         nbytes: bytes of the weight.
+        is_turned: whether the weight lies in memory with its outputs side by side.
         kind: those that are equal can share a kernel.
     """
 
@@ -83,6 +84,7 @@ class Product:
     bias: Node | None
     outputs: int
     nbytes: int
+    is_turned: bool
     kind: tuple[Any, ...]
 
     @property
@@ -172,7 +174,7 @@ def _read(node: Node, places: dict[Node, int], written: Sequence[int]) -> Produc
     source = _find_source(rows, length, places, places[node], written)
     kind = (length, x.dtype, kept.dtype, kept.is_contiguous(), *(_dtype_of(one) for one in (scale, bias)))
     nbytes = kept.numel() * kept.element_size()
-    return Product(node, source, weight, scale, bias, outputs, nbytes, kind)
+    return Product(node, source, weight, scale, bias, outputs, nbytes, not kept.is_contiguous(), kind)
 
 
 def _read_low_bits(
@@ -283,7 +285,7 @@ def _plan_kernel(group: Sequence[Product], places: dict[Node, int], written: Seq
 
     epilogue = find_epilogue([one.node for one in group], is_ready)
     products = tuple(group) if epilogue is None else tuple(group[place] for place in epilogue.order)
-    norm = find_rms_norm(group[0].rows)
+    norm = None if group[0].is_turned else find_rms_norm(group[0].rows)  # the kernel has no norm for turned weights
     if norm is not None:
         is_known = norm.gain is None or places[norm.gain] < first
         is_same = not _has_write(min(places[node] for node in norm.nodes), first, written)
