@@ -19,8 +19,8 @@ ABOUT = ("source", "types", "block", "warps", "precision")
 COMPUTE_CAPABILITY = 90
 
 
-def compile_kernels(kernels: Sequence[dict[str, Any]], folder: Path) -> None:
-    """Compile kernels in another process.
+def compile_kernels(kernels: Sequence[dict[str, Any]], folder: Path) -> list[str]:
+    """Return the PTX of kernels, compiled in another process.
 
     Args:
         kernels: each with the facts in `ABOUT`.
@@ -30,13 +30,16 @@ def compile_kernels(kernels: Sequence[dict[str, Any]], folder: Path) -> None:
         subprocess.CalledProcessError: Triton refuses one of them.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    subprocess.run(
+    done = subprocess.run(
         [sys.executable, __file__, str(folder)],
         input=json.dumps(kernels),
         env={**environment, "TRITON_CACHE_DIR": str(folder / "cache")},
         text=True,
         check=True,
+        stdout=subprocess.PIPE,
     )
+    texts: list[str] = json.loads(done.stdout)
+    return texts
 
 
 def main() -> None:
@@ -48,16 +51,19 @@ def main() -> None:
     from torchwise.compile.programs.gpu.launch import load_kernel
 
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = sys.argv[1]
+    found = []
     for one in json.load(sys.stdin):
         function = load_kernel(one["source"])
         names = [name for name in function.arg_names if name not in ("BLOCK", "PRECISION")]
         signature = dict(zip(names, one["types"], strict=True)) | {"BLOCK": "constexpr", "PRECISION": "constexpr"}
         constants = {"BLOCK": one["block"], "PRECISION": one["precision"]}
-        triton.compile(
+        compiled = triton.compile(
             ASTSource(function, signature, constants),
             target=GPUTarget("cuda", COMPUTE_CAPABILITY, 32),
             options={"num_warps": one["warps"], "num_stages": 1},
         )
+        found.append(compiled.asm["ptx"])
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

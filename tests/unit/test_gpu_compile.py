@@ -94,6 +94,17 @@ def test_kernels_of_clusters_compile(tmp_path: Path, monkeypatch: pytest.MonkeyP
     compile_kernels([one], tmp_path)
 
 
+def test_clusters_of_16_rows_multiply_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.6 makes the sum of rows times a matrix a product in TF32, if there are 16 of both at least."""
+    monkeypatch.setattr(f"{__name__}.choose_form", lambda _: Form(16, 4, 128, "ieee", 2))
+    monkeypatch.setattr(shares, "MIN_SHARED", 1)
+    inputs = CASES["neural ODE"].inputs(torch.Generator().manual_seed(0))
+    (one,) = write_kernels(CASES["neural ODE"].call, inputs)
+    (text,) = compile_kernels([one], tmp_path)
+    assert "barrier.cluster" in text
+    assert "mma" not in text
+
+
 def carry_signs(x: torch.Tensor) -> torch.Tensor:
     """A state that was of integers in a loop."""
     state = x
