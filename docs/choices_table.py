@@ -21,7 +21,7 @@ def describe(choice: Choice) -> str:
     modes = "" if len(choice.modes) == 2 else f", {choice.modes[0]}"
     traits = [*choice.required_traits, *(f"no {trait}" for trait, _ in choice.excluded_by)]
     needs = ", ".join(trait.replace("_", " ") for trait in traits) or "–"
-    where = PLACES[choice.devices] + modes
+    where = PLACES[choice.devices] + modes + (f", from PyTorch {choice.torch_from}" if choice.torch_from else "")
     earlier = (("quick", choice.quick_with), ("standard", choice.standard_with))
     on = "" if set(choice.devices) <= set(choice.quick_on) else f" on a {' or '.join(choice.quick_on).upper()}"
     sooner = (

@@ -246,6 +246,16 @@ def test_narrower_vectors_are_for_thorough_searches_on_a_cpu() -> None:
     assert INDUCTOR.with_choice(*key) in {near for near, _ in a_space("cpu").neighbours(INDUCTOR)}
 
 
+@pytest.mark.parametrize(
+    ("installed", "is_open"), [("2.13.0+cpu", False), ("2.9.1", False), ("2.14.0a0+git1", True), ("2.15.1", True)]
+)
+def test_an_option_of_later_releases_needs_one(installed: str, is_open: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = load_choices()["options", ("autotune_cudagraph_benchmarking", True)]
+    monkeypatch.setattr("torchwise.plan.choice._find_torch", lambda: installed)
+    why = f"it needs PyTorch 2.14 or later, and this is {installed}"
+    assert a_space("cuda", effort="thorough").excludes(choice) == (None if is_open else why)
+
+
 def test_the_default_allows_no_lower_precision() -> None:
     space = PlanSpace("cuda", "inference", ALL_TRAITS, effort="thorough")
     assert {choice.numerics for choice in space.choices()} == {Numerics.EXACT, Numerics.SAME_PRECISION}

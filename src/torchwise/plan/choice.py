@@ -10,10 +10,12 @@ import functools
 import importlib
 import importlib.util
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -129,6 +131,7 @@ class Choice:
         install: what installs them, after `pip install`, if not these names.
         builds: files that the first of them has only if it was built for a device, as (device, pattern below its
             folder, package to install).
+        torch_from: the first release of PyTorch that has it, such as "2.14", or "" for all that Torchwise supports.
         detectors: functions that find in a model the traits that only this choice needs, as (trait, function). A
             function takes the model, and returns whether it has the trait. For a rewrite at stage "trace" or
             "setting", and if its argument is named `graph`, it takes the graph of the functions that a call runs.
@@ -169,6 +172,7 @@ class Choice:
     packages: tuple[str, ...] = ()
     install: str = ""
     builds: tuple[tuple[str, str, str], ...] = ()
+    torch_from: str = ""
     detectors: tuple[tuple[Trait, Code], ...] = ()
     parts: Code | None = None
 
@@ -196,8 +200,10 @@ class Choice:
     def tell_missing_package(self, device: str | None = None) -> str | None:
         """Return which of its packages is not installed, and how to install it, or None. Nothing is imported.
 
-        With a device, a package that was not built for it counts as missing.
+        With a device, a package that was not built for it counts as missing. So does an earlier PyTorch than it needs.
         """
+        if self.torch_from and _read_release(installed := _find_torch()) < _read_release(self.torch_from):
+            return f"it needs PyTorch {self.torch_from} or later, and this is {installed}"
         missing = [name for name in self.packages if name not in sys.modules and not _is_installed(name)]
         if missing:
             return f"it needs {missing[0]}, which is not installed: pip install {self.install or ' '.join(missing)}"
@@ -205,6 +211,17 @@ class Choice:
             if name == device and self.packages and not _has_file(self.packages[0], pattern):
                 return f"this {self.packages[0]} is not built for {device}: pip install {package}"
         return None
+
+
+@functools.cache
+def _find_torch() -> str:
+    return version("torch")
+
+
+@functools.cache
+def _read_release(release: str) -> tuple[int, ...]:
+    """Return the first two numbers of a release, such as (2, 14) of "2.14.1+cpu", or of "2.14.0a0+git1"."""
+    return tuple(int(number) for number in re.findall(r"\d+", release)[:2])
 
 
 @functools.cache  # a search asks a thousand times

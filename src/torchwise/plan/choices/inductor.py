@@ -88,6 +88,16 @@ register(
         min_remaining_fraction=0.7,
     ),
     triton_option(
+        ("autotune_cudagraph_benchmarking", True),
+        summary="Inductor times kernels of matrix products inside CUDA graphs, where they are launched without gaps",
+        required_traits=(Trait.GEMM,),
+        requires=(*ON_INDUCTOR, ("mode", "max-autotune-no-cudagraphs")),
+        effort="thorough",
+        target_cost="gemm",
+        min_remaining_fraction=0.7,
+        torch_from="2.14",
+    ),
+    triton_option(
         ("max_autotune_pointwise", True),
         summary="Inductor times several launch parameters for each Triton kernel other than matrix products",
         compile_factor=1.5,
@@ -173,7 +183,9 @@ register(
     ),
 )
 
-# Thorough searches measure it, each on its own model. Neither `cpp.enable_concat_linear` nor
+# Thorough searches measure it, each on its own model. `decompose_mem_bound_mm` is no choice, as nothing reads it (torch
+# 2.11 to 2.13). The pass of that name has another option, and is for products of over 10,240 rows or of one row with
+# small matrices, which row programs compute. Neither `cpp.enable_concat_linear` nor
 # `cpp.enable_grouped_gemm_template` joined linear layers of one input on a CPU (torch 2.13, frozen or not), so they are
 # no choices. On a GPU, freezing joins such layers by itself.
 register(
