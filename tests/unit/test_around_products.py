@@ -93,7 +93,7 @@ def write_before_the_sum(model: Any, x: Tensor) -> Tensor:
 def layer(model: Any, x: Tensor) -> Tensor:
     x = x + model.a(norm_as_transformers(model, x))
     y = model.norm(x)
-    return model.plain_norm(x + functional.silu(model.b(y)) * model.c(y)) @ model.a.weight
+    return model.plain_norm(x + functional.silu(model.b(y)) * model.c(y)) @ model.a.weight.t()
 
 
 TAKEN: dict[str, tuple[Callable[..., Any], list[Around]]] = {
@@ -130,13 +130,42 @@ TAKEN: dict[str, tuple[Callable[..., Any], list[Around]]] = {
     "norm by division": (lambda m, x: m.a(norm_by_division(m, x)), [(1, "", False, True)]),
     "norm of views": (lambda m, x: (m.a((y := m.norm(x)).view(2, WIDTH)), m.b(y)), [(2, "", False, True)]),
     "norm that others read": (lambda m, x: m.a(y := m.norm(x)) + y.sum(), [PLAIN]),
-    "norm that another kernel reads": (lambda m, x: m.b(m.a(y := m.norm(x)) * 2) + y.sum(), [PLAIN, PLAIN]),
+    "norm that another kernel reads": (
+        lambda m, x: [layer(y) for y in (m.norm(x),) for layer in (m.a, m.b, m.c, m.a, m.b)],
+        [(4, "", False, False), PLAIN],
+    ),
+    "norm with an epsilon of another form": (
+        lambda m, x: m.a(torch.rms_norm(x, (WIDTH,), None, eps=0.5)),
+        [(1, "", False, True)],
+    ),
+    "norm by names": (lambda m, x: m.a(x * torch.rsqrt(input=x.square().mean(-1, keepdim=True) + 0.5)), [PLAIN]),
+    "norm by a square by name": (
+        lambda m, x: m.a(x * torch.rsqrt(torch.square(input=x).mean(-1, keepdim=True) + 0.5)),
+        [PLAIN],
+    ),
+    "norm in float64": (lambda m, x: m.a(norm_by_division(m, (x * 1e20).double()).float()), [PLAIN]),
+    "norm with a gain for each number": (lambda m, x: m.a(norm_by_division(m, x) * x.relu()), [PLAIN]),
+    "view of an activation": (
+        lambda m, x: m.b(torch.relu(m.a(x)).view(2, WIDTH)),
+        [(1, "relu", False, False), PLAIN],
+    ),
+    "view of an activation that is read twice": (
+        lambda m, x: (y := torch.relu(m.a(x)).view(2, WIDTH)) + m.b(y),
+        [(1, "relu", False, False), (1, "", True, False)],
+    ),
+    "norm of an activation": (
+        lambda m, x: m.b(norm_as_transformers(m, torch.relu(m.a(x)))),
+        [(1, "relu", False, False), (1, "", False, True)],
+    ),
+    "as in an MLP of GPT-2": (
+        lambda m, x: torch.addmm(m.b.bias, functional.gelu(torch.addmm(m.a.bias, x[0], m.a.weight)), m.b.weight),
+        [(1, "gelu", False, False), PLAIN],
+    ),
     "norm with a mean": (lambda m, x: m.a(m.layer_norm(x)), [PLAIN]),
     "norm by another mean": (lambda m, x: m.a(norm_by_another_mean(m, x)), [PLAIN]),
     "norm by another's squares": (lambda m, x: m.a(norm_of_another(m, x)), [PLAIN]),
     "norm of two dimensions": (lambda m, x: m.a(functional.rms_norm(x, x.shape[-2:])), [PLAIN]),
     "norm of what is written": (write_between, [PLAIN]),
-    "norm with a gain for each row": (lambda m, x: m.a(m.plain_norm(x) * x.relu()), [PLAIN]),
     "norm before weights that lie columns first": (lambda m, x: m.norm(x) @ m.turned, [PLAIN]),
     "a layer": (layer, [(1, "", True, True), (2, "silu", True, True), (1, "", False, True)]),
 }
@@ -190,11 +219,28 @@ def test_a_norm_of_16_bits_with_an_epsilon_that_releases_differ_in_stays() -> No
 
 
 def test_a_norm_with_a_gain_of_another_type_stays() -> None:
-    model = Model(lambda m, x: m.a((m.gain.float() * m.plain_norm(x)).to(x.dtype))).bfloat16().eval()
+    model = Model(lambda m, x: m.a((m.gain.float() * norm_by_division(m, x)).to(x.dtype))).bfloat16().eval()
     x = draw(1, WIDTH).bfloat16()
     answer, calls, _ = run(model, x)
     assert calls == [PLAIN]
     torch.testing.assert_close(answer, model(x), rtol=2e-2, atol=2e-2)
+
+
+def test_an_epsilon_that_varies_stays() -> None:
+    model = Model(lambda m, x: x).eval()
+
+    def call(x: Tensor, epsilon: float) -> Tensor:
+        found: Tensor = model.a(functional.rms_norm(x, (WIDTH,), model.gain, epsilon))
+        return found
+
+    def take(module: torch.fx.GraphModule, _: Any) -> Any:
+        products_of_few_rows.rewrite(module.graph)
+        module.recompile()
+        return module.forward
+
+    compiled, x = torch.compile(call, backend=take, dynamic=True), draw(1, WIDTH)
+    for epsilon in (0.5, 0.25, 2.0):
+        torch.testing.assert_close(compiled(x, epsilon), call(x, epsilon))
 
 
 def test_a_gain_that_is_changed_is_read() -> None:

@@ -94,15 +94,19 @@ def test_kernels_of_clusters_compile(tmp_path: Path, monkeypatch: pytest.MonkeyP
     compile_kernels([one], tmp_path)
 
 
-def test_clusters_of_16_rows_multiply_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton 3.6 makes the sum of rows times a matrix a product in TF32, if there are 16 of both at least."""
-    monkeypatch.setattr(f"{__name__}.choose_form", lambda _: Form(16, 4, 128, "ieee", 2))
+def test_clusters_of_16_rows_multiply_as_they_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.6 makes the sum of rows times a matrix a product in TF32, if there are 16 of both at least.
+
+    So such products are written as those of matrices, with their precision.
+    """
     monkeypatch.setattr(shares, "MIN_SHARED", 1)
     inputs = CASES["neural ODE"].inputs(torch.Generator().manual_seed(0))
-    (one,) = write_kernels(CASES["neural ODE"].call, inputs)
-    (text,) = compile_kernels([one], tmp_path)
-    assert "barrier.cluster" in text
-    assert "mma" not in text
+    forms = iter(Form(16, 4, 128, precision, 2) for precision in ("ieee", "tf32x3"))
+    monkeypatch.setattr(f"{__name__}.choose_form", lambda _: next(forms))
+    kernels = [one for _ in range(2) for one in write_kernels(CASES["neural ODE"].call, inputs)]
+    for text, uses_units in zip(compile_kernels(kernels, tmp_path), (False, True), strict=True):
+        assert "barrier.cluster" in text
+        assert ("mma" in text) is uses_units
 
 
 def carry_signs(x: torch.Tensor) -> torch.Tensor:

@@ -390,8 +390,9 @@ def test_clusters_share_the_columns_of_products(
     assert source.count("    meet(part)") == {"neural ODE": 8, "block": 3}.get(name, 2)
 
 
+@pytest.mark.parametrize(("rows", "block"), [(2, 2), (20, 16)])
 def test_a_loop_of_one_product_has_two_places_that_a_cluster_shares(
-    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+    rows: int, block: int, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def call(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         for _ in range(5):
@@ -400,11 +401,12 @@ def test_a_loop_of_one_product_has_two_places_that_a_cluster_shares(
 
     clusters = run_clusters(monkeypatch)
     monkeypatch.setattr(shares, "MIN_SHARED", 1)
-    monkeypatch.setattr(launch, "list_forms", lambda *_, **__: [Form(2, 4, 16, "ieee", 2)])
-    inputs = draw(torch.Generator().manual_seed(0), 2, 24), draw(torch.Generator().manual_seed(1), 24, 24) / 5
+    monkeypatch.setattr(launch, "list_forms", lambda *_, **__: [Form(block, 4, 16, "ieee", 2)])
+    inputs = draw(torch.Generator().manual_seed(0), rows, 24), draw(torch.Generator().manual_seed(1), 24, 24) / 5
     check(compile_call(call, *inputs), Case(call, lambda _: ()), inputs)
-    text = kernels[0]._write(16, False, 2)
+    text = kernels[0]._write(16, block == 16, 2)
     assert set(clusters) == {2}
+    assert ("tl.dot(" in text.source) is (block == 16)
     assert text.work == 2 * 24
 
 
@@ -517,6 +519,8 @@ def test_few_rows_may_be_multiplied_by_a_cluster() -> None:
     assert list_clusters(5) == {(8, 8), (8, 16)}
     assert list_clusters(17) == list_clusters(256) == {(16, 8), (16, 16)}
     assert list_clusters(257) == list_clusters(528) == {(16, 8)}
+    shared = [form for form in list_forms(Work(100, 256, 1 << 17), allows_tf32=False) if form.cluster > 1]
+    assert {form.precision for form in shared} == {"tf32x3"}, "exact products of 16 rows would need too many registers"
     assert not list_clusters(529)
     assert not list_clusters(1, 1 << 10)
 

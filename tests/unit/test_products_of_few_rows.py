@@ -113,13 +113,14 @@ def test_all_forms_have_the_answer_with_what_is_around_the_products(
     added = draw(number, sizes[0], seed=7).to(dtype) if has_added else None
     gain = draw(LENGTH, seed=8).to(dtype) if has_norm and has_gain else None
     around = (added, gain, 0.5 if has_norm else None)
-    expected = compute_exactly(rows, weights, [], [], activation, *around)
+    biases = [draw(size, seed=9).to(dtype) for size in sizes] if number == 3 else []
+    expected = compute_exactly(rows, weights, [], biases, activation, *around)
     work = Work(number, LENGTH, sizes, weights[0].element_size(), activation, is_turned)
     for form in list_forms(work):
-        (found,) = operator._launch(form, work, rows, tuple(weights), (), (), *around)
+        (found,) = operator._launch(form, work, rows, tuple(weights), (), tuple(biases), *around)
         tolerance = 3e-5 if dtype.itemsize == 4 else 1e-2
         torch.testing.assert_close(found.double(), expected[0], rtol=tolerance, atol=tolerance)
-    plain = operator.multiply_plainly(rows, weights, [], [], activation, *around)
+    plain = operator.multiply_plainly(rows, weights, [], biases, activation, *around)
     torch.testing.assert_close(plain[0].double(), expected[0], rtol=5e-2, atol=5e-2 if dtype.itemsize == 2 else 1e-4)
 
 
@@ -140,6 +141,16 @@ def test_all_forms_of_turned_weights_have_the_answer(
         found = operator._launch(form, work, rows, tuple(weights), tuple(scales), ())
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one.double(), other, rtol=2e-5 if dtype.itemsize == 4 else 1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("activation", ["", "silu"])
+def test_weights_of_8_bits_have_a_norm_and_a_residual(activation: str) -> None:
+    sizes = (8, 8) if activation else (8,)
+    rows, (weights, scales) = draw(2, LENGTH), make_weights(sizes, torch.float32, torch.int8)
+    around = (draw(2, 8, seed=7), draw(LENGTH, seed=8), 0.5)
+    found = operator.multiply(rows, weights, scales, [], activation, *around)
+    expected = compute_exactly(rows, weights, scales, [], activation, *around)
+    torch.testing.assert_close(found[0].double(), expected[0], rtol=3e-5, atol=1e-3)
 
 
 def test_turned_weights_with_a_norm_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:

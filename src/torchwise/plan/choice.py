@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -215,7 +215,10 @@ class Choice:
 
 @functools.cache
 def _find_torch() -> str:
-    return version("torch")
+    try:
+        return version("torch")
+    except PackageNotFoundError:  # it is on the path without its metadata
+        return str(importlib.import_module("torch").__version__)
 
 
 @functools.cache

@@ -22,7 +22,7 @@ EAGER = "eager"
 TORCHWISE = "torchwise"
 """The contender that chooses a plan."""
 PERMITTED = "permitted"
-"""The level of all contenders of a workload whose user permits changes by a rule."""
+"""The level of all contenders of a workload with a tolerance, or another rule by which changes are permitted."""
 TIED = 0.02
 """Share of a call's time by which two contenders must differ for one to be taken for the faster."""
 

@@ -132,7 +132,7 @@ class _Rows:
             return _make_comparison(a, Change.WRONG, now)
         if b.is_right and not a.is_right:
             return _make_comparison(a, Change.RIGHT, f"{was} in A")
-        if a.is_timed and a.level != b.level:
+        if a.is_timed and not _are_alike(a, b):
             return _make_comparison(
                 a, Change.NOT_COMPARED, f"{a.precision} in A, {b.precision} in B: different precisions are not compared"
             )
@@ -154,9 +154,14 @@ class _Rows:
 
 def _is_judged_by_time(a: Row, b: Row) -> bool:
     """Whether both are timed at one level, with correct answers. Answers of eager are not judged."""
-    if not (a.is_timed and b.is_timed and a.level == b.level):
+    if not (a.is_timed and b.is_timed and _are_alike(a, b)):
         return False
     return a.contender == EAGER or (a.is_right and b.is_right)
+
+
+def _are_alike(a: Row, b: Row) -> bool:
+    """Whether both have one precision, or whatever the user's own rule permits in both."""
+    return a.precision == b.precision or a.level == b.level
 
 
 def _absent(row: Row, b: Benchmark) -> RowComparison:

@@ -95,7 +95,7 @@ def why_no_duel(row: Row) -> str:
     if row.reason:
         return row.reason
     if row.level == PERMITTED:
-        return "it was not timed beside another contender with correct answers"
+        return "no other contender with correct answers was timed beside it"
     return f"no other contender has correct answers in precision {row.precision}"
 
 

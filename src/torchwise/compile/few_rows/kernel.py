@@ -67,8 +67,9 @@ def multiply(
 
     With an activation there is one output: that of the first product, times the second one if there are two weights, of
     one size. `added` (ROWS, SIZES[0]) is added to the only output. EPSILON is None, or else the rows are divided by the
-    root of their mean square plus EPSILON, and with a gain (LENGTH,) multiplied by it.
+    root of their mean square plus EPSILON, and with a gain (LENGTH,) multiplied by it. Turned weights have no norm.
     """
+    tl.static_assert(EPSILON is None or not IS_TURNED)
     if STARTS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -161,12 +162,11 @@ def _sum(
         n, k = (first + outputs)[None, None, :], inputs[None, :, None]
         total = tl.zeros([BLOCK_ROWS, WIDTH, BLOCK], tl.float32)
         second = tl.zeros([BLOCK_ROWS, WIDTH, BLOCK], tl.float32)
-        squares = tl.zeros([BLOCK_ROWS, WIDTH, 1], tl.float32)
     else:
         n, k = tl.minimum(first + outputs, SIZE - 1)[None, :, None], inputs[None, None, :]
         total = tl.zeros([BLOCK_ROWS, BLOCK, WIDTH], tl.float32)
         second = tl.zeros([BLOCK_ROWS, BLOCK, WIDTH], tl.float32)
-        squares = tl.zeros([BLOCK_ROWS, 1, WIDTH], tl.float32)
+    squares = tl.zeros([BLOCK_ROWS, 1, WIDTH], tl.float32)
     m = tl.minimum(tl.arange(0, BLOCK_ROWS), ROWS - 1)[:, None, None] * LENGTH
     if IS_UNROLLED:
         for start in tl.static_range(0, LENGTH, WIDTH):
@@ -190,7 +190,7 @@ def _sum(
                 second += x * _load_weight(other, n, start + k, SIZE, LENGTH, BLOCK, WIDTH, IS_TURNED, HAS_PTX)
     sums, others = tl.sum(total, 1 if IS_TURNED else 2), tl.sum(second, 1 if IS_TURNED else 2)
     if EPSILON is not None:
-        root = tl.rsqrt(tl.sum(squares, 1 if IS_TURNED else 2) / LENGTH + EPSILON)
+        root = tl.rsqrt(tl.sum(squares, 2) / LENGTH + EPSILON)
         sums *= root
         others *= root
     return sums, others

@@ -44,7 +44,7 @@ class Form:
     @property
     def uses_dot(self) -> bool:
         """Whether products are made by the processors of matrices, which take 16 rows at least."""
-        return self.block >= 16 and self.cluster == 1
+        return self.block >= 16
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,9 @@ def list_forms(work: Work, *, allows_tf32: bool) -> list[Form]:
 def _list_multiplying(work: Work, *, allows_tf32: bool) -> list[Form]:
     """Return the forms of a kernel with products."""
     warps = next((one for one in (4, 8) if work.weights <= one * 32 * MAX_MULTIPLIED), 16)
-    clusters = _list_clusters(work)
+    # TF32 in three parts has the rest of each number beside it.
+    precisions = {"tf32": 1} if allows_tf32 else {"tf32x3": 2, "ieee": 1}
+    clusters = _list_clusters(work, next(iter(precisions)))
     if work.rows == 1:
         sizes = ((max(warps, 8), 128), (16, 256), (32, 256), (16, 128), (8, 64))
         first, *others = dict.fromkeys(Form(1, *size, "ieee") for size in sizes)
@@ -93,8 +95,6 @@ def _list_multiplying(work: Work, *, allows_tf32: bool) -> list[Form]:
     # Of few rows each is multiplied by ordinary arithmetic, which is exact, with the matrices in registers in a loop.
     alone = ((1, warps), (2, warps), (1, 16), (4, 16)) if work.rows <= FEW else ()
     few = [Form(*size, 128, "ieee") for size in dict.fromkeys(alone) if size[0] < 2 * work.rows]
-    # TF32 in three parts has the rest of each number beside it.
-    precisions = {"tf32": 1} if allows_tf32 else {"tf32x3": 2, "ieee": 1}
     least = max(warps, 8 if work.width > WIDE else 4)
     blocks = [(16, least), (32, max(least, 8)), (64, 8), (64, 16), (128, 16)]
     if work.rows >= 64 * MANY_PROGRAMS:  # of which larger blocks read the matrices less often
@@ -108,15 +108,17 @@ def _list_multiplying(work: Work, *, allows_tf32: bool) -> list[Form]:
     return [*few[:1], *clusters, *few[1:], *dict.fromkeys(dots)] or [Form(1, warps, 128, "ieee")]
 
 
-def _list_clusters(work: Work) -> list[Form]:
+def _list_clusters(work: Work, precision: str) -> list[Form]:
     """Return the forms in which programs share the products of a few rows, of which a GPU runs all at once or nearly.
 
-    A program for each row reads all matrices for it, so many rows take long for that.
+    A program for each row reads all matrices for it, so many rows take long for that. The precision is that of
+    processors of matrices, which are for 16 rows.
     """
     if work.weights < MIN_SHARED_WEIGHTS:
         return []
     block = min(1 << (work.rows - 1).bit_length(), MAX_SHARED_ROWS)
-    forms = [Form(block, warps, 128, "ieee", cluster) for cluster, warps in ((16, 4), (16, 8), (8, 8), (8, 16))]
+    precision = precision if block >= 16 else "ieee"
+    forms = [Form(block, warps, 128, precision, cluster) for cluster, warps in ((16, 4), (16, 8), (8, 8), (8, 16))]
     return [one for one in forms if -(-work.rows // block) * one.cluster <= 2 * MANY_PROGRAMS]
 
 

@@ -80,8 +80,7 @@ def _add_product(
     if not across:
         other = f"({other})[None, :]" if left.has_rows else other
         return tiles.let(f"{before}tl.sum({own} * {other}, {rows})", within, left.has_rows, ())
-    # The matrix first: Triton 3.6 makes the sum of rows times a matrix a product in TF32, from 16 rows on.
-    text = f"({other})[None, :, :] * ({own})[:, :, None]" if left.has_rows else f"({own})[:, None] * {other}"
+    text = f"({own})[:, :, None] * ({other})[None, :, :]" if left.has_rows else f"({own})[:, None] * {other}"
     return tiles.let(f"{before}tl.sum({text}, {rows})", within, left.has_rows, wide)
 
 

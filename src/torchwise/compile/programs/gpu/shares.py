@@ -78,9 +78,13 @@ def share_product(
         right = write_cast(_load_share(made, matrix, inner, own, mask), matrix.dtype, within)
         if not wide:
             text = f"({numbers})[:, None] * ({right})[None, :]" if has_rows else f"{numbers} * {right}"
+        elif has_rows and made.uses_dot and share >= 16:
+            added = f", {total}" if total is not None else ""
+            precision = ", input_precision=PRECISION" if left.dtype is torch.float32 else ""
+            total = tiles.let(f"tl.dot({numbers}, {right}{added}{precision})", within, has_rows, ()).name
+            continue
         elif has_rows:
-            # The matrix first: Triton 3.6 makes the sum of rows times a matrix a product in TF32, from 16 rows on.
-            text = f"tl.sum(({right})[None, :, :] * ({numbers})[:, :, None], 1)"
+            text = f"tl.sum(({numbers})[:, :, None] * ({right})[None, :, :], 1)"
         else:
             text = f"tl.sum(({numbers})[:, None] * ({right}), 0)"
         total = tiles.let(text if total is None else f"{total} + {text}", within, has_rows, ()).name

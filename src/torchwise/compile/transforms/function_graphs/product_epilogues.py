@@ -47,19 +47,20 @@ def find_epilogue(products: Sequence[Node], is_ready: Callable[[Node, Node], boo
     if len(products) == 1:
         chain = follow(products[0])
         active = _find_activation(chain[-1])
-        found = Epilogue((0,), "", None, tuple(chain))
-        if active is not None:
-            found = Epilogue((0,), _name_activation(active), None, (*chain, *follow(active)))
-    elif (gate := _find_gate(products)) is not None:
-        found = gate
+        # It ends there, as others may name what its views are of.
+        found = None if active is None else Epilogue((0,), _name_activation(active), None, (*chain, active))
+        nodes = chain if active is None else [*chain, *follow(active)]
     else:
-        return None
-    end = found.nodes[-1]
-    total = find_only_user(end)
-    added = None if total is None else _find_added(end, total)
-    if added is not None and total is not None and is_ready(added, total):
-        return Epilogue(found.order, found.activation, added, (*found.nodes, total))
-    return found if found.activation else None
+        found = _find_gate(products)
+        if found is None:
+            return None
+        nodes = [*found.nodes]
+    total = find_only_user(nodes[-1])
+    added = None if total is None else _find_added(nodes[-1], total)
+    if added is None or total is None or not is_ready(added, total):
+        return found
+    order, activation = ((0,), "") if found is None else (found.order, found.activation)
+    return Epilogue(order, activation, added, (*nodes, total))
 
 
 def _find_gate(products: Sequence[Node]) -> Epilogue | None:

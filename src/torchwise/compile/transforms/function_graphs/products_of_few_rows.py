@@ -287,9 +287,8 @@ def _plan_kernel(group: Sequence[Product], places: dict[Node, int], written: Seq
     products = tuple(group) if epilogue is None else tuple(group[place] for place in epilogue.order)
     norm = None if group[0].is_turned else find_rms_norm(group[0].rows)  # the kernel has no norm for turned weights
     if norm is not None:
-        is_known = norm.gain is None or places[norm.gain] < first
         is_same = not _has_write(min(places[node] for node in norm.nodes), first, written)
-        if not is_known or not is_same or not _is_read_only_by(norm.nodes[-1], {one.node for one in group}):
+        if not is_same or not _is_read_only_by(norm.nodes[-1], {one.node for one in group}):
             norm = None
     return Kernel(group[0].node, products, norm, epilogue)
 

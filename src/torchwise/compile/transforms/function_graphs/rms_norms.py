@@ -67,8 +67,10 @@ def _read_call(node: Node) -> RMSNorm | None:
         return None
     if epsilon is None:
         # Of types of 16 bits, releases of PyTorch have taken their own epsilon, or that of float32.
-        epsilon = torch.finfo(value.dtype).eps if value.dtype is torch.float32 else None
-    return None if epsilon is None else RMSNorm(source, gain, float(epsilon), (node,))
+        number = torch.finfo(value.dtype).eps if value.dtype is torch.float32 else None
+    else:
+        number = number_of(epsilon)
+    return None if number is None else RMSNorm(source, gain, number, (node,))
 
 
 def _read_gain(node: Node) -> RMSNorm | None:
@@ -94,7 +96,7 @@ def _read_quotient(node: Any) -> RMSNorm | None:
         return None
     for (rows, root), name in pairs:
         passed, source = _strip(rows)
-        if name_of(root) != name or not isinstance(source, Node):
+        if name_of(root) != name or len(root.args) != 1 or not isinstance(source, Node):
             continue
         total = root.args[0]
         mean, epsilon = _read_sum(total)
@@ -129,6 +131,8 @@ def _is_mean_of_last(node: Node) -> bool:
 def _read_square(node: Any) -> tuple[list[Node], Any]:
     """Return the node that squares another one, and this other one."""
     name, args = name_of(node), node.args if isinstance(node, Node) else ()
+    if not args:
+        return [], None
     if name == "square" or (name == "pow" and len(args) == 2 and args[1] == 2):
         return [node], args[0]
     return ([node], args[0]) if name == "mul" and len(args) == 2 and args[0] is args[1] else ([], None)
@@ -149,7 +153,7 @@ def _strip(node: Any) -> tuple[list[Node], Any]:
 
 
 def _is_cast(node: Node) -> bool:
-    """Whether a node has the numbers of its input, on the same device, in a type of floats that rows may have."""
+    """Whether a node has the numbers of its input, on the same device, in a type that the kernel sums as exactly."""
     made, given = value_of(node), value_of(node.args[0])
-    is_known = made is not None and given is not None and {made.dtype, given.dtype} <= {*TYPES, torch.float64}
+    is_known = made is not None and given is not None and {made.dtype, given.dtype} <= {*TYPES}
     return is_known and made is not None and given is not None and made.device == given.device
