@@ -143,7 +143,7 @@ TAKEN: dict[str, tuple[Callable[..., Any], list[Around]]] = {
         lambda m, x: m.a(x * torch.rsqrt(torch.square(input=x).mean(-1, keepdim=True) + 0.5)),
         [PLAIN],
     ),
-    "norm in float64": (lambda m, x: m.a(norm_by_division(m, (x * 1e20).double()).float()), [PLAIN]),
+    "norm in float64": (lambda m, x: m.a(norm_by_division(m, (x * 1e20).to(torch.float64)).float()), [PLAIN]),
     "norm with a gain for each number": (lambda m, x: m.a(norm_by_division(m, x) * x.relu()), [PLAIN]),
     "view of an activation": (
         lambda m, x: m.b(torch.relu(m.a(x)).view(2, WIDTH)),
