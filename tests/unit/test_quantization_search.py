@@ -22,11 +22,16 @@ INT8, INT8_INDUCTOR = Plan(transforms=("int8_dynamic",)), Plan(transforms=("int8
 SMALLER = "int8_dynamic@skip=head"
 
 
-def search(run: Callable[[Plan], Trial], allow: Numerics = Numerics.QUANTIZED) -> History:
+def search(
+    run: Callable[[Plan], Trial],
+    allow: Numerics = Numerics.QUANTIZED,
+    device: str = "cpu",
+    traits: frozenset[Trait] = TRAITS,
+) -> History:
     """Search until the sampler ends, with a trial of each plan that `run` makes up."""
-    inspection = an_inspection(1e-2, traits=TRAITS, shares={"gemm": 0.9, "conv": 0.0, "launch": 0.0}, operators=20)
-    sampler = StagedSampler(PlanSpace("cpu", "inference", TRAITS, allow))
-    history = a_history(inspection=inspection, calls=10_000_000)
+    inspection = an_inspection(1e-2, traits=traits, shares={"gemm": 0.9, "conv": 0.0, "launch": 0.0}, operators=20)
+    sampler = StagedSampler(PlanSpace(device, "inference", traits, allow))
+    history = a_history(inspection=inspection, calls=10_000_000, device=device)
     while (proposal := sampler.ask(history)) is not None:
         history = replace(history, trials=(*history.trials, run(proposal.plan)))
         assert len(history.trials) < 100
@@ -55,6 +60,14 @@ def test_a_slow_prefill_is_refused_and_a_fast_decoding_step_is_taken() -> None:
     assert decide(prefill, HERE).plan == EAGER
     decoding = search(run_at({"int8_weights": 1.6, "int8_dynamic": 1.9, "int4_weights": 1.2}))
     assert decide(decoding, HERE).plan.transforms == ("int8_dynamic",)
+
+
+@pytest.mark.parametrize(("speed", "decided"), [(1.5, ("fp8_dynamic",)), (0.7, ())])
+def test_float8_is_taken_for_large_products_and_refused_for_small_ones(speed: float, decided: tuple[str, ...]) -> None:
+    """A small product takes less time than rounding its inputs."""
+    found = search(run_at({"fp8_dynamic": speed}), device="cuda", traits=TRAITS | {Trait.FLOAT8})
+    assert "fp8_dynamic" in transforms_of(found)
+    assert decide(found, HERE).plan.transforms == decided
 
 
 @pytest.mark.parametrize("gains", [{}, {"+transforms=int8_dynamic": 0.5, "+backend=inductor": 0.1}], ids=bool)
