@@ -269,12 +269,12 @@ def test_a_plan_that_compiles_for_every_size_serves_not_all() -> None:
 
 
 def test_a_static_plan_is_no_option_where_sizes_vary() -> None:
-    from torchwise.study.samplers import _is_for_other_shapes
+    from torchwise.study.option_rules import is_for_other_shapes
 
     space = PlanSpace("cpu", "inference", frozenset({Trait.SIZES_VARY, Trait.SEVERAL_SHAPES}))
     inductor = Plan(backend="inductor")
-    assert _is_for_other_shapes(inductor, space)
-    assert _is_for_other_shapes(replace(EAGER, capture="call"), space)
-    assert not _is_for_other_shapes(replace(inductor, shapes="dynamic"), space)
-    offered = [plan for plan, _ in space.neighbours(EAGER) if not _is_for_other_shapes(plan, space)]
+    assert is_for_other_shapes(inductor, space)
+    assert is_for_other_shapes(replace(EAGER, capture="call"), space)
+    assert not is_for_other_shapes(replace(inductor, shapes="dynamic"), space)
+    offered = [plan for plan, _ in space.neighbours(EAGER) if not is_for_other_shapes(plan, space)]
     assert replace(inductor, shapes="dynamic") in offered, "with its backend, as one choice"

@@ -558,6 +558,26 @@ def test_a_loss_that_carries_over_is_not_repeated() -> None:
         assert any(plan.threads == 1 for plan in later) is repeated
 
 
+@pytest.mark.parametrize(
+    ("speed", "traits", "is_tried"),
+    [(4.1, (), True), (3.9, (), False), (3.9, (Trait.CONTENDED_CORES,), True)],
+)
+def test_threads_are_not_tried_on_code_that_trails_by_far(
+    speed: float, traits: tuple[Trait, ...], is_tried: bool
+) -> None:
+    """A backend at 0.4 of the leader's speed took 16 s to compile again for one thread."""
+    inspection = an_inspection(1e-3, traits=TRAITS | {*traits}, shares={})
+    trailing = Plan(backend="row_programs")
+    trials = a_trial(INDUCTOR, 8.0, cold_s=1.0), a_trial(trailing, speed, cold_s=1.0)
+    history = a_history(*trials, inspection=inspection, calls=MANY, device="cpu")
+    space = a_space("cpu", traits=frozenset(TRAITS | {*traits, Trait.ROW_REGIONS}))
+    options = [option.plan for option in StagedSampler(space)._options(history)]
+    if not any(plan.threads for plan in options):
+        pytest.skip("this machine has one CPU, so that no other number of threads is tried")
+    assert any(plan.threads and plan.backend == "row_programs" for plan in options) is is_tried
+    assert any(plan.threads and plan.backend == "inductor" for plan in options)
+
+
 def test_a_loss_of_another_choice_is_tried_again_elsewhere() -> None:
     lost = a_trial(Plan(memory_format="channels_last"), 0.5, cold_s=0.0)
     history = make_history(lost, a_trial(INDUCTOR, 2.0, cold_s=1.0), shares={"gemm": 0.5, "conv": 0.5, "launch": 0.0})

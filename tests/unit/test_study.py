@@ -929,6 +929,10 @@ class Searched(Table):
             Path(job.cache_dir, "compiled").touch()
         return answer
 
+    def inspect(self) -> str:
+        found = codec.from_json(super().inspect(), Inspection)
+        return codec.to_json(replace(found, traits=found.traits | {"gemm"}))
+
     def expect_starts(self, *, all_twice: bool) -> dict[Plan, int]:
         """Return how often each plan is started if only those that lead are started twice, or all that beat eager."""
         expected, best = dict[Plan, int](), 1.0

@@ -24,13 +24,21 @@ from torchwise.plan.space import choices_of, complexity_of
 from torchwise.records import Failure, Trial
 from torchwise.records import format as show
 from torchwise.study.gain_model import GainModel, WeightedStudies
-from torchwise.study.history import BESIDE_S, History, code_of, judged_by_user, lays_out_by_itself, takes_a_trial
+from torchwise.study.history import BESIDE_S, History, code_of, judged_by_user, takes_a_trial
 from torchwise.study.option import Option
+from torchwise.study.option_rules import (
+    LOST,
+    fails_like_others,
+    has_fewer_bits,
+    has_fewer_bits_with_backend,
+    is_for_other_shapes,
+    is_trailing,
+    iter_own_precision,
+    was_hidden,
+)
 
 PATIENCE = 2.0
 """Multiple of its predicted time that a trial may always take, with any rest of the budget."""
-LOST = 0.95
-"""Speed relative to its base below which a choice counts as having lost."""
 WON = 1.05
 """Speed relative to its base from which on a choice counts as having won.
 
@@ -38,10 +46,6 @@ With few trials, only such a choice is tried on other plans.
 """
 MAX_REFUSAL = 160
 """Maximum characters of a refusal that is told once for several plans."""
-OF_KERNELS = ("precision", "memory_format")
-"""Fields whose values change the time that kernels take, and hardly that of the host."""
-NEAR = 0.9
-"""Share of the leader's speed from which on a plan counts as near it."""
 QUICK = 0.1
 """Share of a trial below which its compile does not count in the order of trials."""
 
@@ -159,15 +163,15 @@ class StagedSampler:
         is_about_time = history.workload.objective != "memory" and history.eager_fits_memory and not history.eager_lack
         studies = self._gains.weigh_past(history) if is_about_time else WeightedStudies()
 
-        waits_for_backend = is_about_time and not any(map(_has_fewer_bits_with_backend, history.trials))
+        waits_for_backend = is_about_time and not any(map(has_fewer_bits_with_backend, history.trials))
 
         def is_late(o: Option) -> bool:  # code for a number of threads that is not the best for eager
             return waits and o.overhead_s > 0 and o.plan.threads != foundation.threads
 
         return lambda o: (
             o.trial_s > history.left_s,
-            not _was_hidden(o, history),
-            waits_for_backend and o.plan.backend == EAGER.backend and _has_fewer_bits(o.plan),
+            not was_hidden(o, history),
+            waits_for_backend and o.plan.backend == EAGER.backend and has_fewer_bits(o.plan),
             (is_late(o), -o.expect_saving_s(history, studies) / max(o.trial_s, BESIDE_S)) if studies else (),
             o.base not in first and o.plan != uncaptured,
             is_late(o),
@@ -240,15 +244,17 @@ class StagedSampler:
         space = replace(self._space, traits=self._space.traits | history.traits)
         seen: set[Plan] = set()
         found = [(base, *one) for base in bases for one in space.neighbours(base)]
-        for base, neighbour, choice in (*found, *_iter_own_precision(history)):
+        for base, neighbour, choice in (*found, *iter_own_precision(history)):
             plan = history.refine(neighbour)
             if plan in seen or history.find_trial(plan) is not None or self._has_lost(history, choice):
                 continue
-            if _fails_like_others(plan, space) or _is_for_other_shapes(plan, space):
+            if fails_like_others(plan, space) or is_for_other_shapes(plan, space):
                 continue
             if history.find_refusal(plan):
                 continue
             if plan.threads is not None and plan.threads == history.eager_threads:  # as it is without
+                continue
+            if choice.field == "threads" and is_trailing(history, base):
                 continue
             seen.add(plan)
             best_s = history.seconds_of(base) - self._bound_s(history, base, choice)
@@ -291,52 +297,6 @@ class StagedSampler:
         return False
 
 
-def _was_hidden(option: Option, history: History) -> bool:
-    """Return whether kernels were quicker with the value that an option puts in another's place.
-
-    The GPU waited for the host then, which does not show what kernels take, and waits less with the option's base. So
-    the comparison is due again: in half precision a model of short kernels gains little in eager, and much in a graph.
-    """
-    field, value = option.choice.field, option.choice.value
-    if field not in OF_KERNELS or not option.is_replacement:
-        return False
-    leading = getattr(option.base, field)
-    for trial in history.iter_timed():
-        if getattr(trial.plan, field) == value:
-            rivals = [one.plan for one in history.iter_timed() if getattr(one.plan, field) == leading]
-            other = next((plan for plan in rivals if _parts_but(field, plan) == _parts_but(field, trial.plan)), None)
-            busy_s, other_s = history.find_busy_s(trial.plan), history.find_busy_s(other) if other else None
-            if busy_s and other_s and busy_s < LOST * other_s:
-                return history.launch_gap_s(option.base) < LOST * history.launch_gap_s(trial.plan)
-    return False
-
-
-def _has_fewer_bits_with_backend(trial: Trial) -> bool:
-    return trial.plan.backend != EAGER.backend and _has_fewer_bits(trial.plan)
-
-
-def _has_fewer_bits(plan: Plan) -> bool:
-    return any(choice.numerics is Numerics.QUANTIZED for choice in choices_of(plan))
-
-
-def _iter_own_precision(history: History) -> Iterator[tuple[Plan, Plan, Choice]]:
-    """Yield plans near the leader with numbers of fewer bits in a lower precision, without that, and such a choice.
-
-    The lower precision often leads before them, so they are tried on it first. But each of their layers then converts
-    its inputs twice, and the rest of a model may be as quick in the model's own.
-    """
-    most_s = history.seconds_of(history.incumbent()) / NEAR
-    for trial in history.iter_timed():
-        plan = trial.plan
-        choice = next((one for one in choices_of(plan) if one.numerics is Numerics.QUANTIZED), None)
-        if choice is not None and plan.precision != EAGER.precision and history.seconds_of(plan) <= most_s:
-            yield plan, replace(plan, precision=EAGER.precision), choice
-
-
-def _parts_but(field: str, plan: Plan) -> frozenset[Any]:
-    return frozenset(part for part in iter_changes(plan) if part[0] != field)
-
-
 def _limit_s(chosen: Option, worth: Sequence[Option], history: History) -> float:
     """Return the seconds that a trial may take so that the quickest other code can be tried in the time after it.
 
@@ -346,19 +306,6 @@ def _limit_s(chosen: Option, worth: Sequence[Option], history: History) -> float
     if not others:
         return math.inf
     return max(history.left_s - min(others), PATIENCE * chosen.trial_s)
-
-
-def _fails_like_others(plan: Plan, space: PlanSpace) -> bool:
-    """Return whether a plan would change the memory layout of outputs from eager's, as other plans were seen to."""
-    return Trait.RESTRIDED in space.traits and lays_out_by_itself(plan)
-
-
-def _is_for_other_shapes(plan: Plan, space: PlanSpace) -> bool:
-    """Return whether a plan would compile or be captured at each call, not answer other sizes, or gain nothing."""
-    grows, vary = (trait in space.traits for trait in (Trait.GROWS, Trait.SIZES_VARY))
-    if plan.shapes == "dynamic":  # a graph of eager's kernels holds for one size with it, too
-        return (grows and plan.capture != "none") or (plan.backend == EAGER.backend and not vary)
-    return (grows and plan.backend != EAGER.backend) or vary
 
 
 def _name(choice: Choice) -> str:

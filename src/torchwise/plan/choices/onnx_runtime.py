@@ -19,7 +19,9 @@ register(
             (Trait.WRITES_INPUTS, "the model writes to its inputs, and ONNX Runtime only computes values"),
             (Trait.COMPLEX, "the model computes with complex numbers, which ONNX Runtime does not have"),
         ),
+        effort="thorough",  # models without such work have gained nothing from it
         quick_with=(Trait.GEMM,),
+        standard_with=(Trait.GEMM, Trait.RNN),
         quick_on=("cpu",),  # few installations have its CUDA provider
         # On two busy cores 3 s (OpenVINO) and 8 s (ONNX Runtime) where Inductor took 81 s: a network of 5 convolutions.
         compile_factor=0.3,

@@ -20,7 +20,9 @@ register(
             (Trait.WRITES_INPUTS, "the model writes to its inputs, and OpenVINO only computes values"),
             (Trait.COMPLEX, "the model computes with complex numbers, which OpenVINO does not have"),
         ),
-        quick_with=(Trait.GEMM,),  # other models have gained nothing from it
+        effort="thorough",  # models without such work have gained nothing from it
+        quick_with=(Trait.GEMM,),
+        standard_with=(Trait.RNN,),
         # On two busy cores 3 s (OpenVINO) and 8 s (ONNX Runtime) where Inductor took 81 s: a network of 5 convolutions.
         compile_factor=0.3,
         realized_by="torchwise.compile.backends.openvino:compile",
