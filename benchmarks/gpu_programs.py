@@ -138,7 +138,7 @@ def list_plans(device: str, allow: str) -> dict[str, Plan]:
 
 
 def fit_device(plans: dict[str, Plan], device: str) -> dict[str, Plan]:
-    """Return plans for a device: on a CPU those that are left without what is a GPU's alone, each once."""
+    """Return plans for a device: on a CPU those that need no GPU, each once."""
     if device != "cpu":
         return dict(plans)
     kept = {name: plan for name, plan in plans.items() if plan.mode in ("default", NO_GRAPHS) and not plan.options}

@@ -117,6 +117,9 @@ def test_fewer_bits_near_the_leader_are_tried_in_the_models_own_precision(
     history = replace(history, trials=tuple(map(run, [*first, mixed])))
     options = [option.plan for option in sampler._options(history)]
     assert (INT8_INDUCTOR in options) is is_tried
+    proposal = sampler.ask(history)
+    assert proposal is not None
+    assert (proposal.plan == INT8_INDUCTOR) is is_tried, "before others, as later trials build on it"
 
 
 def test_a_search_for_memory_has_no_such_order() -> None:

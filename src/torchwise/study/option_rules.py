@@ -67,6 +67,12 @@ def iter_own_precision(history: History) -> Iterator[tuple[Plan, Plan, Choice]]:
             yield plan, replace(plan, precision=EAGER.precision), choice
 
 
+def is_own_precision(option: Option) -> bool:
+    """Return whether an option is one of `iter_own_precision`: such numbers as users have them by hand."""
+    lowered = replace(option.plan, precision=option.base.precision)
+    return option.plan.precision == EAGER.precision != option.base.precision and option.base == lowered
+
+
 def _parts_but(field: str, plan: Plan) -> frozenset[Any]:
     return frozenset(part for part in iter_changes(plan) if part[0] != field)
 

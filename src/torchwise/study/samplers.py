@@ -32,6 +32,7 @@ from torchwise.study.option_rules import (
     has_fewer_bits,
     has_fewer_bits_with_backend,
     is_for_other_shapes,
+    is_own_precision,
     is_trailing,
     iter_own_precision,
     was_hidden,
@@ -150,9 +151,10 @@ class StagedSampler:
         kernel, without its capture, counts as built on it.
 
         Before all comes a value whose quicker kernels could not show, because the GPU waited for the host: later trials
-        build on it. Numbers of fewer bits in eager wait until such numbers were tried with a backend. To round them is
-        work of its own, which a compiler joins to the work around it, and past studies do not tell that a backend,
-        which may gain little by itself, opens that.
+        build on it. So they do on fewer bits in the model's own precision, if those are near the leader in another one.
+        Numbers of fewer bits in eager wait until such numbers were tried with a backend. To round them is work of its
+        own, which a compiler joins to the work around it, and past studies do not tell that a backend, which may gain
+        little by itself, opens that.
         """
         leader, foundation = history.incumbent(), history.foundation()
         waits = Trait.CONTENDED_CORES in history.traits
@@ -171,6 +173,7 @@ class StagedSampler:
         return lambda o: (
             o.trial_s > history.left_s,
             not was_hidden(o, history),
+            not is_own_precision(o),
             waits_for_backend and o.plan.backend == EAGER.backend and has_fewer_bits(o.plan),
             (is_late(o), -o.expect_saving_s(history, studies) / max(o.trial_s, BESIDE_S)) if studies else (),
             o.base not in first and o.plan != uncaptured,
