@@ -33,7 +33,7 @@ LIMIT_S = 600
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What a search took.
+    """One search.
 
     Attributes:
         trials: their number.
@@ -82,7 +82,7 @@ def compare(name: str, options: argparse.Namespace) -> list[float]:
 
 
 def show(found: set[int] | set[str]) -> str:
-    """Return what several searches had, each once."""
+    """Return the values of several searches, each once."""
     return ", ".join(map(str, sorted(found)))
 
 

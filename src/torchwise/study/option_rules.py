@@ -1,4 +1,4 @@
-"""What trials so far say of options: which of them are due, and which are not worth a trial."""
+"""Rules for options by the trials so far: which of them are due, and which are not worth a trial."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ def _read_added(
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return what is added to a block of outputs."""
+    """Return the numbers that are added to a block of outputs."""
     if HAS_ADDED:
         m = tl.minimum(tl.arange(0, BLOCK_ROWS), ROWS - 1)[:, None]
         n = tl.minimum(first + tl.arange(0, BLOCK), SIZE - 1)[None, :]

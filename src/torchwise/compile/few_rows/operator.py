@@ -65,9 +65,9 @@ def multiply(
         activation: one of `ACTIVATIONS`, with which there is one weight, or two of one size. The only answer is then
             the activation of the first product, times the second if there is one. Without it (""), there is an answer
             for each weight.
-        added: what is added to the only answer, of its shape and type, or None.
+        added: added to the only answer, of its shape and type, or None.
         gain: (inputs,), by which the rows are multiplied after their norm, in their type, or None.
-        epsilon: what is added to the mean square of a row, by whose root the row is divided first, or None for rows as
+        epsilon: added to the mean square of a row, by whose root the row is divided first, or None for rows as
             they are. Source: RMSNorm, https://arxiv.org/abs/1910.07467.
     """
     if not _can_launch(rows, weights, scales, biases, gain, epsilon):

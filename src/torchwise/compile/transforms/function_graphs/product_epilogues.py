@@ -1,4 +1,4 @@
-"""What may be computed in the kernel of products of few rows, behind their sums: an activation, a gate, and a residual.
+"""Work that the kernel of products of few rows may do behind their sums: an activation, a gate, and a residual.
 
 Each of them would be a kernel of its own otherwise, or a part of one, which takes longer to start than to run.
 """
@@ -37,7 +37,7 @@ class Epilogue:
 
 
 def find_epilogue(products: Sequence[Node], is_ready: Callable[[Node, Node], bool]) -> Epilogue | None:
-    """Return what can be computed behind products of the same rows, or None.
+    """Return the work that can be done behind products of the same rows, or None.
 
     Args:
         products: those of one kernel, in their order.
@@ -47,7 +47,7 @@ def find_epilogue(products: Sequence[Node], is_ready: Callable[[Node, Node], boo
     if len(products) == 1:
         chain = follow(products[0])
         active = _find_activation(chain[-1])
-        # It ends there, as others may name what its views are of.
+        # It ends there, as others may name the activation where they read its views.
         found = None if active is None else Epilogue((0,), _name_activation(active), None, (*chain, active))
         nodes = chain if active is None else [*chain, *follow(active)]
     else:
@@ -98,7 +98,7 @@ def _name_activation(node: Node) -> str:
 
 
 def _find_added(end: Node, total: Node) -> Node | None:
-    """Return what a node adds to another one, if both are alike."""
+    """Return the other summand of a node, if both are alike."""
     if name_of(total) != "add" or not _is_plain(total):
         return None
     others = [one for one in total.args if one is not end]
@@ -108,7 +108,7 @@ def _find_added(end: Node, total: Node) -> Node | None:
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether a function has two arguments, and does only what its name says."""
+    """Whether a function has two arguments, and does no more than its name says."""
     return len(node.args) == 2 and not node.kwargs and not writes(node)
 
 

@@ -261,7 +261,7 @@ def _find_source(rows: Node, length: int, places: dict[Node, int], end: int, wri
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What one kernel computes: products of the same rows, the norm before them, and what is computed of them.
+    """The work of one kernel: products of the same rows, the norm before them, and the work behind them.
 
     It is computed where `first` is, the first of its products.
     """

@@ -33,7 +33,7 @@ class RMSNorm:
     Attributes:
         source: the node of the tensor.
         gain: a node (features,), in the tensor's type, or None.
-        epsilon: what is added to the mean square.
+        epsilon: added to the mean square.
         nodes: those that compute it, each behind its inputs.
     """
 
@@ -144,7 +144,7 @@ def _is_gain(node: Any, source: Node) -> bool:
 
 
 def _strip(node: Any) -> tuple[list[Node], Any]:
-    """Return the casts that a value comes through, the first of them first, and what they are of."""
+    """Return the casts that a value comes through, the first of them first, and the value before them."""
     passed: list[Node] = []
     while raw_name(node) in CASTS and node.args and _is_cast(node):
         passed.insert(0, node)
