@@ -144,6 +144,8 @@ TAKEN: dict[str, tuple[Callable[..., Any], list[Around]]] = {
         [PLAIN],
     ),
     "norm in float64": (lambda m, x: m.a(norm_by_division(m, (x * 1e20).to(torch.float64)).float()), [PLAIN]),
+    "norm of rounded numbers": (lambda m, x: m.a(norm_by_division(m, x.half().float())), [PLAIN]),
+    "norm that is rounded": (lambda m, x: m.a(norm_by_division(m, x).half().float()), [PLAIN]),
     "norm with a gain for each number": (lambda m, x: m.a(norm_by_division(m, x) * x.relu()), [PLAIN]),
     "view of an activation": (
         lambda m, x: m.b(torch.relu(m.a(x)).view(2, WIDTH)),

@@ -74,7 +74,7 @@ def test_all_plans_are_within_the_numerics_and_lower_ones_multiply_in_tf32(gpu: 
     plans = gpu.list_plans("cuda", allow)
     assert all(Numerics.of(allow).allows(numerics_of(plan)) for plan in plans.values())
     assert {plan.precision for plan in plans.values()} == {"tf32" if allow == "lower-precision" else "native"}
-    assert len(set(plans.values())) == len(plans) == 9
+    assert len(set(plans.values())) == len(plans) == 10
     assert gpu.choose_plans(None, plans) == list(plans)
 
 
@@ -133,7 +133,7 @@ def test_a_plain_compile_that_is_cut_off_spares_others_of_the_same_graph(
     row: dict[str, Any] = {"eager_s": None, "plans": {}}
     plans = gpu.list_plans("cuda", "same-precision")
     assert list(gpu.measure_missing("zoo:a", row, plans, OPTIONS, float("inf"))) == list(plans)
-    own = ["row programs", "row programs, not captured"]
+    own = ["row programs", "row programs, not captured", "products of few rows, captured"]
     assert measured == [*own, "captured", "inductor, captured", "rolled, captured"]
     assert row["plans"]["max-autotune"]["said"] == "not begun"
     assert "inductor, captured was cut off" in row["plans"]["max-autotune"]["why"]
@@ -255,7 +255,7 @@ def test_no_ratio_is_told_without_a_time_of_row_programs(gpu: ModuleType) -> Non
     assert gpu.write_row("gru", {"eager_s": 1e-3, "plans": plans}, [*plans]).endswith("| 3.00× [2.94, 3.06] | – | – |")
 
 
-def test_the_better_of_captured_and_not_is_compared_with_all_ways_and_with_the_modes(gpu: ModuleType) -> None:
+def test_the_best_of_own_kernels_is_compared_with_all_ways_and_with_the_modes(gpu: ModuleType) -> None:
     plans = {"row programs, not captured": timed(12.0), "row programs": timed(6.0), "captured": timed(4.0)}
     plans |= {"reduce-overhead": timed(3.0), "max-autotune": timed(2.0)}
     cells = gpu.write_row("policy", {"eager_s": 1e-3, "plans": plans}, list(plans)).split("|")
@@ -263,6 +263,8 @@ def test_the_better_of_captured_and_not_is_compared_with_all_ways_and_with_the_m
     assert cells[-3].endswith("(captured) ")
     assert cells[-2].startswith(" 4.00× ")
     assert cells[-2].endswith("(reduce-overhead) ")
+    plans["products of few rows, captured"] = timed(16.0)
+    assert gpu.write_row("policy", {"eager_s": 1e-3, "plans": plans}, list(plans)).split("|")[-3].startswith(" 4.00× ")
 
 
 def test_a_mode_that_is_slower_than_eager_is_still_the_mode(gpu: ModuleType) -> None:
@@ -362,15 +364,18 @@ def test_equal_distances_of_places_turn_alike(decode: ModuleType) -> None:
     assert float((turn_to(one, 0) * turn_to(other, 5)).sum()) != pytest.approx(products[0], abs=0.05)
 
 
-def test_plans_of_fewer_bits_come_with_their_numerics_alone(decode: ModuleType) -> None:
+def test_plans_of_fewer_bits_come_with_their_numerics_alone(gpu: ModuleType, decode: ModuleType) -> None:
     plain, quantized = (decode.list_plans("cuda", allow) for allow in ("same-precision", "quantized"))
     assert set(quantized) - set(plain) == {
         "int8 weights, captured",
         "float8, captured",
         "int8 weights, products of few rows, captured",
+        "int8 weights, products of few rows, combined, captured",
+        "int8 weights, products of few rows, combined, early, captured",
         "float8 weights, products of few rows, captured",
     }
-    assert not any("few rows" in name for name in decode.list_plans("cpu", "quantized")), "a CPU has not their kernel"
+    for plans in (decode.list_plans("cpu", "quantized"), gpu.list_plans("cpu", "same-precision")):
+        assert not any("few rows" in name for name in plans), "a CPU has not their kernel"
     for allow, plans in (("same-precision", plain), ("quantized", quantized)):
         assert all(Numerics.of(allow).allows(numerics_of(plan)) for plan in plans.values())
 

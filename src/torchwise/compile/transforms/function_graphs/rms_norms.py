@@ -52,8 +52,10 @@ def find_rms_norm(node: Node) -> RMSNorm | None:
         return None
     gain = value if found.gain is None else value_of(found.gain)
     is_alike = source.dtype is value.dtype and gain is not None and gain.dtype is value.dtype
-    fits = is_alike and same_sizes(source.shape, value.shape) and not any(map(writes, found.nodes))
-    return found if fits else None
+    made = {one.dtype for one in map(value_of, found.nodes) if one is not None}
+    rounds_no_more = made <= {source.dtype, torch.float32}  # the kernel has no other rounding that a model may ask for
+    fits = is_alike and rounds_no_more and same_sizes(source.shape, value.shape)
+    return found if fits and not any(map(writes, found.nodes)) else None
 
 
 def _read_call(node: Node) -> RMSNorm | None:
@@ -153,7 +155,7 @@ def _strip(node: Any) -> tuple[list[Node], Any]:
 
 
 def _is_cast(node: Node) -> bool:
-    """Whether a node has the numbers of its input, on the same device, in a type that the kernel sums as exactly."""
+    """Whether a node has the numbers of its input, on the same device, in a type that rows may have."""
     made, given = value_of(node), value_of(node.args[0])
     is_known = made is not None and given is not None and {made.dtype, given.dtype} <= {*TYPES}
     return is_known and made is not None and given is not None and made.device == given.device
