@@ -54,9 +54,9 @@ CAPTURED = INDUCTOR.with_choice("capture", "call")
 PLANS = {
     OWN: Plan(backend="row_programs", capture="call"),
     OWN_UNCAPTURED: Plan(backend="row_programs"),
-    FEW_ROWS: CAPTURED.with_choice("transforms", "products_of_few_rows"),
     "captured": Plan(capture="call"),
     "inductor, captured": CAPTURED,
+    FEW_ROWS: CAPTURED.with_choice("transforms", "products_of_few_rows"),
     "reduce-overhead": INDUCTOR.with_choice("mode", "reduce-overhead"),
     "max-autotune": INDUCTOR.with_choice("mode", "max-autotune"),
     "max-autotune, captured": CAPTURED.with_choice("mode", NO_GRAPHS),

@@ -38,7 +38,7 @@ def compile_kernels(kernels: Sequence[dict[str, Any]], folder: Path) -> list[str
         check=True,
         stdout=subprocess.PIPE,
     )
-    texts: list[str] = json.loads(done.stdout)
+    texts: list[str] = json.loads(done.stdout.splitlines()[-1])
     return texts
 
 

@@ -61,6 +61,10 @@ def convolution() -> Made:
     return _make(nn.Sequential(nn.Conv2d(3, 5, 4, stride=4), nn.InstanceNorm2d(5, affine=True)), 2, 3, 16, 16)
 
 
+def plain_convolution() -> Made:
+    return _make(nn.Conv2d(3, 5, 3), 2, 3, 8, 8)
+
+
 def shares() -> Made:
     return _make(Calls(lambda layer, x: layer(x).softmax(-1).log(), nn.Linear(8, 8)), 4, 8)
 

@@ -47,7 +47,8 @@ MODELS = {
     "fused_attention": "attention",
     "math_attention": "shared_keys",
     **dict.fromkeys(("flash_attention", "cudnn_attention", "efficient_attention"), "shared_keys"),
-    **dict.fromkeys(("flash_attention_3", "flash_attention_4", "cudnn_benchmark"), "shared_keys"),
+    **dict.fromkeys(("flash_attention_3", "flash_attention_4"), "shared_keys"),
+    "cudnn_benchmark": "plain_convolution",
     "products_of_few_rows": "few_rows",
     "grouped_keys": "shared_keys",
     "joined_products": "shared_inputs",
@@ -80,14 +81,17 @@ def spoil(call: Callable[..., Any], factor: float) -> Callable[..., Any]:
     return lambda *args, **kwargs: pytree.map_tensors(lambda one: one * factor, call(*args, **kwargs))
 
 
-class SpoilsAttention(TorchFunctionMode):
+class SpoilsKernels(TorchFunctionMode):
+    """Spoils the answers of the operators that settings choose kernels for: attention and convolutions."""
+
     def __init__(self, factor: float) -> None:
         super().__init__()
         self.factor = factor
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        return result * self.factor if func is torch.nn.functional.scaled_dot_product_attention else result
+        is_chosen = func in (torch.nn.functional.scaled_dot_product_attention, torch.conv2d)
+        return result * self.factor if is_chosen else result
 
 
 def spoil_graph(graph: torch.fx.Graph, factor: float) -> None:
@@ -113,7 +117,7 @@ def break_choice(choice: Choice, factor: float) -> Callable[..., Any]:
 
     @contextlib.contextmanager
     def hold_setting() -> Iterator[None]:
-        with real() if "cpu" in choice.devices else contextlib.nullcontext(), SpoilsAttention(factor):
+        with real() if "cpu" in choice.devices else contextlib.nullcontext(), SpoilsKernels(factor):
             yield
 
     broken: dict[Stage | None, Callable[..., Any]] = {

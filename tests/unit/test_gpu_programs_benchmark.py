@@ -133,7 +133,7 @@ def test_a_plain_compile_that_is_cut_off_spares_others_of_the_same_graph(
     row: dict[str, Any] = {"eager_s": None, "plans": {}}
     plans = gpu.list_plans("cuda", "same-precision")
     assert list(gpu.measure_missing("zoo:a", row, plans, OPTIONS, float("inf"))) == list(plans)
-    own = ["row programs", "row programs, not captured", "products of few rows, captured"]
+    own = ["row programs", "row programs, not captured"]
     assert measured == [*own, "captured", "inductor, captured", "rolled, captured"]
     assert row["plans"]["max-autotune"]["said"] == "not begun"
     assert "inductor, captured was cut off" in row["plans"]["max-autotune"]["why"]

@@ -120,6 +120,21 @@ def test_fewer_bits_near_the_leader_are_tried_in_the_models_own_precision(
     proposal = sampler.ask(history)
     assert proposal is not None
     assert (proposal.plan == INT8_INDUCTOR) is is_tried, "before others, as later trials build on it"
+    workload = replace(history.workload, objective="memory")
+    for_memory = StagedSampler(sampler._space).ask(replace(history, workload=workload))
+    leads = in_bf16 > 2.0
+    assert for_memory is None or leads or for_memory.plan != INT8_INDUCTOR, "where it saves nothing"
+
+
+def test_tf32_converts_nothing_so_that_fewer_bits_stay_with_it() -> None:
+    """Its products take float32 as it is."""
+    traits = TRAITS | {Trait.FLOAT32}
+    inspection = an_inspection(1e-2, traits=traits, shares={"gemm": 0.9, "conv": 0.0, "launch": 0.0}, operators=20)
+    plan = Plan(backend="inductor", precision="tf32", transforms=("int8_dynamic",))
+    trials = (a_trial(replace(plan, transforms=()), 1.98, 2.02, cold_s=5.0), a_trial(plan, 1.93, 1.97, cold_s=5.0))
+    history = a_history(*trials, inspection=inspection, calls=10_000_000, device="cuda")
+    sampler = StagedSampler(PlanSpace("cuda", "inference", traits, Numerics.QUANTIZED))
+    assert INT8_INDUCTOR not in [option.plan for option in sampler._options(history)]
 
 
 def test_a_search_for_memory_has_no_such_order() -> None:

@@ -202,7 +202,8 @@ class Choice:
 
         With a device, a package that was not built for it counts as missing. So does an earlier PyTorch than it needs.
         """
-        if self.torch_from and _read_release(installed := _find_torch()) < _read_release(self.torch_from):
+        installed = _find_torch() if self.torch_from else None
+        if installed and _read_release(installed) < _read_release(self.torch_from):
             return f"it needs PyTorch {self.torch_from} or later, and this is {installed}"
         missing = [name for name in self.packages if name not in sys.modules and not _is_installed(name)]
         if missing:
@@ -214,11 +215,11 @@ class Choice:
 
 
 @functools.cache
-def _find_torch() -> str:
+def _find_torch() -> str | None:
     try:
         return version("torch")
     except PackageNotFoundError:  # it is on the path without its metadata
-        return str(importlib.import_module("torch").__version__)
+        return getattr(sys.modules.get("torch"), "__version__", None)
 
 
 @functools.cache

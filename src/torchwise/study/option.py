@@ -37,6 +37,7 @@ class Option:
     gain_s: float  # per call, over the leader, at the very best
     overhead_s: float  # of compiling, over all restarts
     trial_s: float  # of trying it
+    is_own_precision: bool = False  # fewer bits without a lower precision near the leader (`iter_own_precision`)
 
     @property
     def is_replacement(self) -> bool:

@@ -17,6 +17,8 @@ LOST = 0.95
 """Speed relative to its base below which a choice counts as having lost."""
 NEAR = 0.9
 """Share of the leader's speed from which on a plan counts as near it."""
+CONVERTING = ("bf16", "autocast_bf16")
+"""Precisions in which a layer of fewer bits converts its inputs."""
 TRAILING = 2.0
 """Multiple of the leader's time from which on a compiled plan is not tried with another number of threads."""
 OF_KERNELS = ("precision", "memory_format")
@@ -54,36 +56,34 @@ def has_fewer_bits(plan: Plan) -> bool:
 
 
 def iter_own_precision(history: History) -> Iterator[tuple[Plan, Plan, Choice]]:
-    """Yield plans near the leader with numbers of fewer bits in a lower precision, without that, and such a choice.
+    """Yield the fastest plan with numbers of fewer bits in a lower precision, it without that, and such a choice.
+
+    It must be near the leader.
 
     The lower precision often leads before them, so they are tried on it first. But each of their layers then converts
     its inputs twice, and the rest of a model may be as quick in the model's own.
     """
-    most_s = history.seconds_of(history.incumbent()) / NEAR
-    for trial in history.iter_timed():
-        plan = trial.plan
-        choice = next((one for one in choices_of(plan) if one.numerics is Numerics.QUANTIZED), None)
-        if choice is not None and plan.precision != EAGER.precision and history.seconds_of(plan) <= most_s:
-            yield plan, replace(plan, precision=EAGER.precision), choice
-
-
-def is_own_precision(option: Option) -> bool:
-    """Return whether an option is one of `iter_own_precision`: such numbers as users have them by hand."""
-    lowered = replace(option.plan, precision=option.base.precision)
-    return option.plan.precision == EAGER.precision != option.base.precision and option.base == lowered
+    rounded = [trial.plan for trial in history.iter_timed() if trial.plan.precision in CONVERTING]
+    fastest = min(filter(has_fewer_bits, rounded), key=history.seconds_of, default=None)
+    if fastest is not None and history.seconds_of(fastest) <= history.seconds_of(history.incumbent()) / NEAR:
+        choice = next(one for one in choices_of(fastest) if one.numerics is Numerics.QUANTIZED)
+        yield fastest, replace(fastest, precision=EAGER.precision), choice
 
 
 def _parts_but(field: str, plan: Plan) -> frozenset[Any]:
     return frozenset(part for part in iter_changes(plan) if part[0] != field)
 
 
-def is_trailing(history: History, base: Plan) -> bool:
-    """Return whether compiled code is so slow that waking fewer threads would not make it lead.
+def is_trailing(plan: Plan, history: History) -> bool:
+    """Return whether compiled code was so slow that waking fewer threads would not make it lead.
 
     Where threads wait for cores that other programs hold, it may.
     """
-    is_far = history.seconds_of(base) > TRAILING * history.seconds_of(history.incumbent())
-    return base.backend != EAGER.backend and is_far and Trait.CONTENDED_CORES not in history.traits
+    without = replace(plan, threads=None)
+    if plan.threads is None or plan.backend == EAGER.backend or history.find_trial(without) is None:
+        return False
+    is_far = history.seconds_of(without) > TRAILING * history.seconds_of(history.incumbent())
+    return is_far and Trait.CONTENDED_CORES not in history.traits
 
 
 def fails_like_others(plan: Plan, space: PlanSpace) -> bool:

@@ -32,7 +32,6 @@ from torchwise.study.option_rules import (
     has_fewer_bits,
     has_fewer_bits_with_backend,
     is_for_other_shapes,
-    is_own_precision,
     is_trailing,
     iter_own_precision,
     was_hidden,
@@ -173,7 +172,7 @@ class StagedSampler:
         return lambda o: (
             o.trial_s > history.left_s,
             not was_hidden(o, history),
-            not is_own_precision(o),
+            not (is_about_time and o.is_own_precision),
             waits_for_backend and o.plan.backend == EAGER.backend and has_fewer_bits(o.plan),
             (is_late(o), -o.expect_saving_s(history, studies) / max(o.trial_s, BESIDE_S)) if studies else (),
             o.base not in first and o.plan != uncaptured,
@@ -247,7 +246,8 @@ class StagedSampler:
         space = replace(self._space, traits=self._space.traits | history.traits)
         seen: set[Plan] = set()
         found = [(base, *one) for base in bases for one in space.neighbours(base)]
-        for base, neighbour, choice in (*found, *iter_own_precision(history)):
+        own = [*iter_own_precision(history)]
+        for base, neighbour, choice in (*own, *found):
             plan = history.refine(neighbour)
             if plan in seen or history.find_trial(plan) is not None or self._has_lost(history, choice):
                 continue
@@ -257,13 +257,14 @@ class StagedSampler:
                 continue
             if plan.threads is not None and plan.threads == history.eager_threads:  # as it is without
                 continue
-            if choice.field == "threads" and is_trailing(history, base):
+            if is_trailing(plan, history):
                 continue
             seen.add(plan)
             best_s = history.seconds_of(base) - self._bound_s(history, base, choice)
             gain_s = history.seconds_of(leader) - best_s
             overhead_s = history.predict_overhead_s(plan)
-            yield Option(plan, base, choice, gain_s, overhead_s, history.predict_trial_s(plan))
+            is_own = (base, neighbour, choice) in own
+            yield Option(plan, base, choice, gain_s, overhead_s, history.predict_trial_s(plan), is_own)
 
     @staticmethod
     def _bound_s(history: History, base: Plan, choice: Choice) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 WIDE = 128
@@ -87,7 +88,7 @@ def _list_multiplying(work: Work, *, allows_tf32: bool) -> list[Form]:
     warps = next((one for one in (4, 8) if work.weights <= one * 32 * MAX_MULTIPLIED), 16)
     # TF32 in three parts has the rest of each number beside it.
     precisions = {"tf32": 1} if allows_tf32 else {"tf32x3": 2, "ieee": 1}
-    clusters = _list_clusters(work, next(iter(precisions)))
+    clusters = _list_clusters(work, precisions)
     if work.rows == 1:
         sizes = ((max(warps, 8), 128), (16, 256), (32, 256), (16, 128), (8, 64))
         first, *others = dict.fromkeys(Form(1, *size, "ieee") for size in sizes)
@@ -105,21 +106,31 @@ def _list_multiplying(work: Work, *, allows_tf32: bool) -> list[Form]:
         for block, own in blocks
         if copies * work.repeated_bytes <= SHARED and (block < 2 * work.rows or block == 16)
     ]
-    return [*few[:1], *clusters, *few[1:], *dict.fromkeys(dots)] or [Form(1, warps, 128, "ieee")]
+    dots = [*dict.fromkeys(dots)]
+    first = dots[: 1 if work.rows > MAX_SHARED_ROWS else 0]
+    return [*few[:1], *first, *clusters, *few[1:], *dots[len(first) :]] or [Form(1, warps, 128, "ieee")]
 
 
-def _list_clusters(work: Work, precision: str) -> list[Form]:
+def _list_clusters(work: Work, precisions: Mapping[str, int]) -> list[Form]:
     """Return the forms in which programs share the products of a few rows, of which a GPU runs all at once or nearly.
 
-    A program for each row reads all matrices for it, so many rows take long for that. The precision is that of
-    processors of matrices, which are for 16 rows.
+    A program for each row reads all matrices for it, so many rows take long for that.
+
+    Args:
+        work: what the kernel does.
+        precisions: those of processors of matrices, which are for 16 rows, with the copies of each number.
     """
     if work.weights < MIN_SHARED_WEIGHTS:
         return []
     block = min(1 << (work.rows - 1).bit_length(), MAX_SHARED_ROWS)
-    precision = precision if block >= 16 else "ieee"
+    precision, copies = next(iter(precisions.items())) if block >= 16 else ("ieee", 0)
     forms = [Form(block, warps, 128, precision, cluster) for cluster, warps in ((16, 4), (16, 8), (8, 8), (8, 16))]
-    return [one for one in forms if -(-work.rows // block) * one.cluster <= 2 * MANY_PROGRAMS]
+    return [
+        one
+        for one in forms
+        if -(-work.rows // block) * one.cluster <= 2 * MANY_PROGRAMS
+        and copies * work.repeated_bytes <= one.cluster * SHARED
+    ]
 
 
 def _count_unrolled(form: Form, work: Work) -> float:
