@@ -107,8 +107,8 @@ def _list_multiplying(work: Work, *, allows_tf32: bool) -> list[Form]:
         if copies * work.repeated_bytes <= SHARED and (block < 2 * work.rows or block == 16)
     ]
     dots = [*dict.fromkeys(dots)]
-    first = dots[: 1 if work.rows > MAX_SHARED_ROWS else 0]
-    return [*few[:1], *first, *clusters, *few[1:], *dots[len(first) :]] or [Form(1, warps, 128, "ieee")]
+    likeliest = dots[: 1 if work.rows > MAX_SHARED_ROWS else 0]
+    return [*few[:1], *likeliest, *clusters, *few[1:], *dots[len(likeliest) :]] or [Form(1, warps, 128, "ieee")]
 
 
 def _list_clusters(work: Work, precisions: Mapping[str, int]) -> list[Form]:
