@@ -64,18 +64,20 @@ def main() -> None:
 
 def compare(name: str, options: argparse.Namespace) -> list[float]:
     """Search a program in both checkouts, print its line, and return the ratios of the seconds."""
-    pairs = [tuple(search(one, name, options.effort) for one in (options.before, options.after))]
-    for turn in range(1, options.times):  # the other one begins in every second turn
-        order = (options.before, options.after) if turn % 2 == 0 else (options.after, options.before)
-        found = [search(one, name, options.effort) for one in order]
-        pairs.append(tuple(found if turn % 2 == 0 else found[::-1]))
-    before, after = zip(*pairs, strict=True)
+    pairs = list[tuple[Search, Search]]()
+    for turn in range(options.times):
+        if turn % 2:  # the other one begins in every second turn
+            after, before = (search(one, name, options.effort) for one in (options.after, options.before))
+        else:
+            before, after = (search(one, name, options.effort) for one in (options.before, options.after))
+        pairs.append((before, after))
+    sides = [*zip(*pairs, strict=True)]
     ratios = [b.seconds / a.seconds for a, b in pairs]
     cells = [
-        *(show({one.trials for one in side}) for side in (before, after)),
-        *(f"{statistics.median(one.seconds for one in side):.1f}" for side in (before, after)),
+        *(show({one.trials for one in side}) for side in sides),
+        *(f"{statistics.median(one.seconds for one in side):.1f}" for side in sides),
         f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
-        *(show({one.decided for one in side}) for side in (before, after)),
+        *(show({one.decided for one in side}) for side in sides),
     ]
     print(f"| {name} | {' | '.join(cells)} |", flush=True)
     return ratios

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dynamo_graphs import rewrite_and_call
-from torchwise.compile.few_rows import operator, tuning
+from few_rows_here import draw, kernels_on_cpu
+from torchwise.compile.few_rows import operator
 from torchwise.compile.transforms.function_graphs import products_of_few_rows
 
 WIDTH = 24
@@ -22,17 +23,8 @@ PLAIN: Around = (1, "", False, False)
 
 @pytest.fixture(autouse=True)
 def use_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have the kernel answer on a CPU, also for small weights."""
-    monkeypatch.setattr(operator, "runs_kernels", lambda _device: True)
-    monkeypatch.setattr(tuning, "_chosen", {})
-    monkeypatch.setattr(products_of_few_rows, "MIN_BYTES", 1)
-    with torch.no_grad():
+    with kernels_on_cpu(monkeypatch):
         yield
-    torch.compiler.reset()
-
-
-def draw(*sizes: int, seed: int = 0) -> Tensor:
-    return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed))
 
 
 class Model(nn.Module):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dynamo_graphs import rewrite_and_call
+from few_rows_here import draw, kernels_on_cpu
 from torchwise.compile.few_rows import operator, tuning
 from torchwise.compile.few_rows.forms import MAX_SUMS, READ, Form, Work, list_forms
 from torchwise.compile.transforms import transform_model
@@ -33,17 +34,8 @@ Products = list[tuple[int, str]]
 
 @pytest.fixture(autouse=True)
 def use_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have the kernel answer on a CPU, also for small weights."""
-    monkeypatch.setattr(operator, "runs_kernels", lambda _device: True)
-    monkeypatch.setattr(tuning, "_chosen", {})
-    monkeypatch.setattr(products_of_few_rows, "MIN_BYTES", 1)
-    with torch.no_grad():
+    with kernels_on_cpu(monkeypatch):
         yield
-    torch.compiler.reset()
-
-
-def draw(*sizes: int, seed: int = 0) -> Tensor:
-    return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed))
 
 
 def make_weights(sizes: tuple[int, ...], dtype: torch.dtype, kept: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:

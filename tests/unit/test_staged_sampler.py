@@ -565,7 +565,7 @@ def test_a_loss_that_carries_over_is_not_repeated() -> None:
 def test_threads_are_not_tried_on_code_that_trails_by_far(
     speed: float, traits: tuple[Trait, ...], is_tried: bool
 ) -> None:
-    """A backend at 0.4 of the leader's speed took 16 s to compile again for one thread."""
+    """To compile it again for one thread took longer than all other trials."""
     inspection = an_inspection(1e-3, traits=TRAITS | {*traits}, shares={})
     trailing = Plan(backend="row_programs")
     trials = a_trial(INDUCTOR, 8.0, cold_s=1.0), a_trial(trailing, speed, cold_s=1.0)

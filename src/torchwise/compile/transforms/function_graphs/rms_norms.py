@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from torchwise.compile.few_rows.operator import TYPES
 from torchwise.compile.transforms.function_graphs.nodes import (
     argument,
     name_of,
@@ -21,9 +22,9 @@ from torchwise.compile.transforms.function_graphs.nodes import (
     value_of,
     writes,
 )
+from torchwise.compile.transforms.function_graphs.product_epilogues import CASTS
 
-CASTS = ("to", "float", "half", "bfloat16", "type", "type_as")
-TYPES = (torch.bfloat16, torch.float16, torch.float32)
+RAW_CASTS = (*CASTS, "type_as")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ def _is_gain(node: Any, source: Node) -> bool:
 def _strip(node: Any) -> tuple[list[Node], Any]:
     """Return the casts that a value comes through, the first of them first, and the value before them."""
     passed: list[Node] = []
-    while raw_name(node) in CASTS and node.args and _is_cast(node):
+    while raw_name(node) in RAW_CASTS and node.args and _is_cast(node):
         passed.insert(0, node)
         node = node.args[0]
     return passed, node
