@@ -3,6 +3,7 @@
 A small chain of layers is called without waiting for the GPU, so that timings are the host's part:
 
 * eager, and `torch.compile` (default, reduce-overhead) as a user writes it.
+* on a GPU, a CUDA graph of eager that is replayed by hand, which reads no input and gives no answer: the launch itself.
 * the same compiled code and a captured graph behind `torchwise.apply`, with checks of inputs, weights and state.
 * eager behind it, as after a decision to stay with eager.
 * both by the checks in C++, if `torchwise doctor` compiled them, and by those in Python.
@@ -111,6 +112,7 @@ def contenders(layers: int, device: str, example: Example) -> dict[str, Callable
     if device == "cuda":
         plans |= {"capture": Plan(capture="call")}
         racers["torch.compile reduce-overhead"] = torch.compile(model(), mode="reduce-overhead")
+        racers["graph alone"] = record(model(), example)
     racers["applied: eager"] = apply_plan(model(), Plan(), example, device)
     for name, plan in plans.items():
         realized = compile_plan(model(), plan, example, device=device, mode="inference")
@@ -125,6 +127,15 @@ def contenders(layers: int, device: str, example: Example) -> dict[str, Callable
         with checked_by(native):
             racers[f"recognition alone{way}"] = recognize_alone(example)
     return racers
+
+
+def record(model: torch.nn.Module, example: Example) -> Callable[..., object]:
+    """Return a callable that replays a CUDA graph of a call, and does nothing else."""
+    graph = torch.cuda.CUDAGraph()
+    model(*example.args, **example.kwargs)  # which loads libraries
+    with torch.cuda.graph(graph):
+        model(*example.args, **example.kwargs)
+    return lambda *args, **kwargs: graph.replay()
 
 
 def recognize_alone(example: Example) -> Callable[..., object]:

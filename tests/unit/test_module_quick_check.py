@@ -68,7 +68,7 @@ def test_tied_weights_are_no_difference_and_a_change_to_any_of_them_is() -> None
     net = make()
     unchanged, guard = make_quick_check(net), ModuleGuard(net)
     assert unchanged()
-    assert guard._is_unchanged()
+    assert guard.is_unchanged()
     for name in ("words", "head"):
         net = make()
         unchanged, guard = make_quick_check(net), ModuleGuard(net)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Protocol
@@ -105,6 +106,67 @@ def make_watch(closely: Callable[[], Any], *, is_boolean: bool) -> Watch | None:
         return None
     watch: Watch = checks.Watch(closely, is_boolean)
     return watch
+
+
+class Replay(Protocol):
+    """A captured call in C++, where inputs and outputs lie as at a recording. It leaves all else to Python."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Answer a call of the signature that it was made for."""
+
+    def take(
+        self,
+        graphs: dict[tuple[int, ...], tuple[Callable[[], None], Any]] = ...,
+        places: tuple[int, ...] = ...,
+        written: tuple[int, ...] = ...,
+        makers: tuple[Callable[[], Any], ...] = ...,
+        pack: Callable[[list[Any]], Any] | None = ...,
+        settled: Callable[[], bool] = ...,
+        lends: bool = ...,
+        checks_first: bool = ...,
+        /,
+    ) -> None:
+        """Answer by these graphs from now on, or without arguments leave all calls to Python.
+
+        Args:
+            graphs: by the addresses of inputs and outputs, a replay and the outputs of the graph itself.
+            places: the positions of the tensors in the arguments.
+            written: the positions of those that the call writes to.
+            makers: functions that allocate the outputs.
+            pack: puts a list of outputs in their containers. None is for the one output, as it is.
+            settled: returns whether PyTorch's settings are those of the recording.
+            lends: whether the outputs of the graph itself are returned.
+            checks_first: whether the module is looked at before a replay, and not meanwhile.
+        """
+
+
+Fact = tuple[Callable[..., Any], tuple[Any, ...], list[Any]]
+"""A function without side effects, its argument if it has one, and in a list the answer that it has to give."""
+
+
+def make_replay(
+    otherwise: Callable[..., Any],
+    again: Callable[..., Any],
+    guard: Any,
+    lock: threading.Lock,
+    holder: list[int | None],
+    facts: tuple[Fact, ...],
+) -> Replay | None:
+    """Return a captured call in C++, or None without compiled checks.
+
+    Args:
+        otherwise: answers all other calls.
+        again: answers a call, under the lock, whose replay is void because the module changed.
+        guard: has `is_unchanged` and `has_changed` of the module (`ModuleGuard`).
+        lock: is held during a replay.
+        holder: a list, whose one entry says which thread holds the lock.
+        facts: all that must hold for a replay.
+    """
+    checks = load_checks()
+    if checks is None:
+        return None
+    replay: Replay = checks.Replay(otherwise, again, guard, lock.acquire, lock.release, holder, facts)
+    return replay
 
 
 def enter(kind: type, by_torch: object, *, has_hooks: bool) -> bool:

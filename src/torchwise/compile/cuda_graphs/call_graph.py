@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
 
-from torchwise._torch import dispatch
+from torchwise._torch import dispatch, native
 from torchwise._torch.dynamo import make_settings_check
 from torchwise.compile.cuda_graphs.call_state import kept_buffers
 from torchwise.compile.cuda_graphs.capture_errors import capture_error, is_of_capture
@@ -86,7 +87,7 @@ class CapturedCall:
         self._graphs: dict[GraphKey, RecordedAnswers] = {}
         self._pool = GraphPool()
         self._lock = threading.Lock()
-        self._holder: int | None = None  # the thread that holds the lock
+        self._holder: list[int | None] = [None]  # the thread that holds the lock
         self._pool.follow_current_stream()
         self._device = torch.cuda.current_device()
         self._capturing = dispatch.IS_CAPTURING.get()
@@ -105,16 +106,21 @@ class CapturedCall:
 
     def get_bypass(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         """Return a faster callable for calls of this signature, valid while gradients and autocast are disabled."""
-        key: GraphKey = (signature_of(args, dict(kwargs)), None, False)
-        replays = self._graphs.get(key)
+        bypass = _Bypass(self, (signature_of(args, dict(kwargs)), None, False))
+        compiled = native.make_replay(
+            bypass, bypass.replay_again, self._guard, self._lock, self._holder, tuple(self._list_facts())
+        )
+        if compiled is None:
+            return bypass
+        bypass.get_compiled = weakref.ref(compiled)  # which holds the bypass
+        bypass.find_replays()
+        return compiled
 
-        def replay(*args: Any, **kwargs: Any) -> Any:
-            nonlocal replays
-            if replays is None or replays.dropped:
-                replays = self._graphs.get(key)
-            return self._answer(key, replays, args, kwargs)
-
-        return replay
+    def _list_facts(self) -> Iterator[native.Fact]:
+        """List what must hold for a replay to begin, other than the module: streams, devices and no recording."""
+        yield self._capturing, (), [False]
+        yield self._pool.get_raw_stream, (self._device,), self._pool.last_raw
+        yield dispatch.CURRENT_DEVICE.get(), (), [self._device]
 
     def close(self) -> None:
         """Free the graphs and their memory."""
@@ -130,14 +136,14 @@ class CapturedCall:
         have read. The check comes first only if the replay would write to an input or to the module.
         """
         me = threading.get_ident()
-        if self._holder == me or self._capturing():  # the model calls itself, or a graph of it is recorded
+        if self._holder[0] == me or self._capturing():  # the model calls itself, or a graph of it is recorded
             return self._call(*args, **kwargs)
         with self._lock:
-            self._holder = me
+            self._holder[0] = me
             try:
                 return self._answer_locked(key, replays, args, kwargs)
             finally:
-                self._holder = None
+                self._holder[0] = None
 
     def _answer_locked(
         self, key: GraphKey, replays: RecordedAnswers | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -274,6 +280,35 @@ class CapturedCall:
         _drop_all(self._graphs.values())
         self._graphs.clear()
         self._host.clear()  # or sizes that came before each of many changes would add up
+
+
+class _Bypass:
+    """Answers calls of one signature. Where there is compiled code, it answers those that the code leaves."""
+
+    def __init__(self, captured: CapturedCall, key: GraphKey) -> None:
+        self._captured, self._key = captured, key
+        self._replays: RecordedAnswers | None = None
+        self.get_compiled: Callable[[], native.Replay | None] = lambda: None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        replays = self._replays
+        if replays is None or replays.dropped:
+            replays = self.find_replays()
+        return self._captured._answer(self._key, replays, args, kwargs)
+
+    def find_replays(self) -> RecordedAnswers | None:
+        """Return what answers such calls now, and have compiled code answer by it, if it may."""
+        captured, key = self._captured, self._key
+        self._replays = replays = captured._graphs.get(key)
+        compiled = self.get_compiled()
+        if compiled is not None and isinstance(replays, Replays):
+            if not replays.written or overlap_in(key[0]) is None:
+                replays.hand_over(compiled, writes=captured._writes_state, device=captured._device)
+        return replays
+
+    def replay_again(self, *args: Any) -> Any:
+        """Answer a call whose replay is void because the module changed. The caller holds the lock."""
+        return self._captured._check_and_replay(self._key, args, {})
 
 
 def _drop_all(several: Iterable[RecordedAnswers]) -> None:

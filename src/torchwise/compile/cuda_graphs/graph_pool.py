@@ -38,31 +38,34 @@ class GraphPool:
     Attributes:
         handle: the memory pool of the graphs recorded next.
         stream: the stream on which they are recorded.
+        get_raw_stream: returns the address of the current stream of a GPU.
+        last_raw: the address of the stream of the last replay, alone in a list, or None before the first one.
     """
 
     def __init__(self) -> None:
         self.handle: Any = None
         self.stream = RecordingStream()
         self._last: torch.cuda.Stream | None = None
-        self._last_raw: tuple[int, int] | None = None
+        self._last_device: int | None = None
+        self.last_raw: list[int | None] = [None]
         try:
-            self._get_raw_stream: Callable[[int], int] = dispatch.RAW_STREAM.get()
+            self.get_raw_stream: Callable[[int], int] = dispatch.RAW_STREAM.get()
         except UnsupportedError:  # as with a build for the CPU
-            self._get_raw_stream = lambda device: torch.cuda.current_stream(device).cuda_stream
+            self.get_raw_stream = lambda device: torch.cuda.current_stream(device).cuda_stream
 
     def follow_current_stream(self) -> None:
         """Let the first replay wait for work that is queued on the current stream, such as casts of weights."""
-        self._last, self._last_raw = torch.cuda.current_stream(), None
+        self._last, self.last_raw[0] = torch.cuda.current_stream(), None
 
     def wait_for_last_replay(self, device: int) -> None:
         """Wait for the last replay if it was on another stream, as it may still use the memory of the graphs."""
-        raw = device, self._get_raw_stream(device)  # the default stream of every GPU has the same address
-        if raw == self._last_raw:
+        raw = self.get_raw_stream(device)
+        if raw == self.last_raw[0] and device == self._last_device:  # default streams of all GPUs have one address
             return
         current = torch.cuda.current_stream()
         if self._last is not None:
             current.wait_stream(self._last)
-        self._last, self._last_raw = current, raw
+        self._last, self._last_device, self.last_raw[0] = current, device, raw
 
     def renew(self, graphs: Sized = ()) -> None:
         """Take new memory unless there are graphs, as a pool without them takes no new ones while tensors lie in it."""
@@ -139,7 +142,7 @@ class GraphPool:
             except BaseException:  # raised again after any error: the allocator must be restored first
                 self.stream.give_up(graph, pool)
                 raise
-        return graph.replay, outputs
+        return super(torch.cuda.CUDAGraph, graph).replay, outputs  # a call of Python less, of which nothing is needed
 
 
 def warm_up(call: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> None:

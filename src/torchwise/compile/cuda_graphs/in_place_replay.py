@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import logging
 import operator
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ import torch
 
 from torchwise._torch import dispatch
 from torchwise._torch.dispatch import copy_each
+from torchwise._torch.native import Replay
 from torchwise.compile.cuda_graphs.compile_freeze import is_in_frozen_call
 from torchwise.compile.cuda_graphs.recorded_graph import Graph, tensors_of
 from torchwise.compile.signature import is_equal
@@ -41,6 +43,10 @@ MIN_STEADY_CALLS = 8
 
 logger = logging.getLogger("torchwise")
 
+FIRST = operator.itemgetter(0)
+"""Packs the one output of a call that returns a tensor."""
+Maker = Callable[[], torch.Tensor]
+"""Allocates a tensor."""
 _address = torch.Tensor.data_ptr
 
 Addresses = tuple[int, ...]
@@ -130,8 +136,9 @@ class Replays(RecordedAnswers):
         super().__init__(settled, graph.written, borrow=borrow)
         self.graph = graph
         self._places = places
+        self._handed_to: weakref.WeakSet[Replay] = weakref.WeakSet()
         self._outputs = pytree.tensors(graph.outputs)
-        self._blanks = [] if borrow else [blank(output) for output in self._outputs]
+        self._new = NewOutputs([] if borrow else self._outputs)
         self._packed = packer(graph.outputs)
         self._in_place: dict[Addresses, Recorded] = {}
         self._mixed: MixedGraph | None = None
@@ -150,7 +157,7 @@ class Replays(RecordedAnswers):
         if not self._is_ordinary:
             return self.graph(args, kwargs, borrow=self.borrow)
         inputs = tensors_of(args, kwargs) if self._places is None else [args[place] for place in self._places]
-        results = [make() for make in self._blanks]
+        results = self._new()
         recorded = None
         if self._in_place or self._settling:
             addresses = (*map(_address, inputs), *map(_address, results))
@@ -174,12 +181,36 @@ class Replays(RecordedAnswers):
         _count_writes(inputs, self.written)
         return borrowed if self.borrow else self._packed(results)
 
+    def hand_over(self, replay: Replay, *, writes: bool, device: int) -> None:
+        """Have compiled code answer the calls that a graph in place answers. It finds graphs that come later, too.
+
+        Args:
+            replay: the compiled code.
+            writes: whether the call writes to its module.
+            device: the number of the current GPU in such calls.
+        """
+        if self.dropped or not self._is_ordinary or self._places is None or self._new.device not in (None, device):
+            return
+        self._handed_to.add(replay)
+        replay.take(
+            self._in_place,
+            tuple(self._places),
+            tuple(self._places[place] for place in self.written),
+            tuple(self._new.makers),
+            None if self._packed is FIRST else self._packed,
+            self.settled,
+            self.borrow,
+            bool(writes or self.written),
+        )
+
     def drop(self) -> None:
         """Free the graphs. It must not be called afterwards."""
         super().drop()
         self._in_place.clear()
+        for replay in self._handed_to:
+            replay.take()
         self._mixed = None
-        self._outputs, self._blanks, self._packed = [], [], list
+        self._outputs, self._new, self._packed = [], NewOutputs([]), list
         self.graph = Graph(_do_nothing, [], None, [])
 
     def _settle(
@@ -266,26 +297,43 @@ def _do_nothing() -> None:
     """Replay nothing."""
 
 
-def blank(output: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Return a fast function that allocates a new tensor in the layout of `output`, for every call.
+class NewOutputs:
+    """Allocates new tensors in the layouts of the outputs of a graph, for every call.
 
     Inductor's generated code allocates by the same private function, in a third of the time of `torch.empty_like`. It
     supports tensors without gaps, on the current device.
+
+    Attributes:
+        makers: a function for each tensor.
+        device: the number of the GPU that must be the current one for these functions, or None for any.
     """
-    usual = functools.partial(torch.empty_like, output)
-    allocate = _allocator() if output.is_cuda and _is_ordinary(output) and _has_no_gaps(output) else None
-    if allocate is None:
-        return usual
-    quick = functools.partial(allocate, tuple(output.shape), output.stride(), output.dtype)
-    current, device = dispatch.CURRENT_DEVICE.get(), output.get_device()
-    return lambda: quick() if current() == device else usual()
+
+    def __init__(self, outputs: Sequence[torch.Tensor]) -> None:
+        self._usual: list[Maker] = [functools.partial(torch.empty_like, output) for output in outputs]
+        self.makers = self._usual
+        self.device: int | None = None
+        allocate = _allocator() if any(map(_is_simple, outputs)) else None
+        if allocate is None:
+            return
+        self.makers = [
+            functools.partial(allocate, tuple(output.shape), output.stride(), output.dtype)
+            if _is_simple(output)
+            else usual
+            for output, usual in zip(outputs, self._usual, strict=True)
+        ]
+        self._get_current, self.device = dispatch.CURRENT_DEVICE.get(), outputs[0].get_device()
+
+    def __call__(self) -> list[torch.Tensor]:
+        """Return new tensors."""
+        is_here = self.device is None or self._get_current() == self.device
+        return [make() for make in (self.makers if is_here else self._usual)]
 
 
 def packer(outputs: Any) -> Callable[[list[torch.Tensor]], Any]:
     """Return a function that puts tensors, in the order of `pytree.tensors`, in the containers of `outputs`."""
     kind = type(outputs)
     if kind is torch.Tensor:
-        return operator.itemgetter(0)
+        return FIRST
     if kind in (tuple, list) and all(type(output) is torch.Tensor for output in outputs):
         return kind
     return lambda tensors: _with(outputs, iter(tensors))
@@ -300,6 +348,10 @@ def _with(outputs: Any, following: Iterator[torch.Tensor]) -> Any:
     if kind is tuple or kind is list:
         return kind([_with(output, following) for output in outputs])
     return pytree.map_tensors(lambda _: next(following), outputs)
+
+
+def _is_simple(output: torch.Tensor) -> bool:
+    return output.is_cuda and _is_ordinary(output) and _has_no_gaps(output)
 
 
 @functools.cache

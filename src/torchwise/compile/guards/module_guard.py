@@ -237,7 +237,12 @@ class ModuleGuard(Guard):
     Args:
         module: the module, with its submodules. None never changes.
         reads: returns the plain attributes to compare, for each snapshot. By default all.
+
+    Attributes:
+        is_unchanged: the quick check since the last snapshot (`ModuleState.make_quick_check`).
     """
+
+    is_unchanged: Callable[[], bool]
 
     def __init__(self, module: torch.nn.Module | None, reads: Callable[[], Reads | None] = lambda: None) -> None:
         self._module = module
@@ -255,17 +260,17 @@ class ModuleGuard(Guard):
         self._addresses = frozenset(self._state.addresses)
         self._structure = _structure_of(self._module)
         self._parameters = _locate_parameters(self._module)
-        self._is_unchanged = self._state.make_quick_check() if self._module is not None else lambda: True
+        self.is_unchanged = self._state.make_quick_check() if self._module is not None else lambda: True
 
     def has_changed(self) -> bool:
         """Whether anything was moved, added, removed, replaced or switched to another mode."""
-        if self._is_unchanged():
+        if self.is_unchanged():
             return False
         if self._state.has_changed():
             return True
         if self._module is not None and self._pace.is_due():  # from now on the quick check is enough again
             with self._pace:
-                self._is_unchanged = make_quick_check(self._module, self._last_reads)
+                self.is_unchanged = make_quick_check(self._module, self._last_reads)
         return False
 
     def has_moved(self) -> bool:
