@@ -1,10 +1,10 @@
 """Programs of many short kernels on a GPU: kernels of Torchwise beside eager, captures, and Inductor in its modes.
 
 Each plan is verified, and timed against eager in alternation in processes of its own, as in a search. A row of the
-table has the speed-ups over eager, and that of the fastest plan with kernels of Torchwise (row programs, captured or
-not, and products of few rows) over the best other way and over the best mode of `torch.compile`, with 95 % intervals.
-With --allow lower-precision all plans multiply in TF32, programs without products are left out, and the results have
-another file.
+table has the speed-ups over eager, and that of the fastest plan with kernels of Torchwise over the best other way and
+over the best mode of `torch.compile`, with 95 % intervals. Such kernels are row programs (captured or not), products of
+few rows, and float32 products as three TF32 ones. With --allow lower-precision all plans multiply in TF32, programs
+without products are left out, and the results have another file.
 
 A plan whose compile takes over --timeout is cut off, which does not say that it is slow. If a plain compile by Inductor
 is cut off, other plans that compile the same whole graph are not begun. The table names both, and their number.
@@ -46,7 +46,8 @@ from torchwise.records.statistics import Interval, ratio_of
 
 CALLS = 10_000_000
 OWN, OWN_UNCAPTURED, FEW_ROWS = "row programs", "row programs, not captured", "products of few rows, captured"
-KERNELS = (OWN, OWN_UNCAPTURED, FEW_ROWS)
+THREE_TF32 = "three TF32, captured"
+KERNELS = (OWN, OWN_UNCAPTURED, FEW_ROWS, THREE_TF32)
 """Plans with kernels of Torchwise."""
 NO_GRAPHS = "max-autotune-no-cudagraphs"
 INDUCTOR = Plan(backend="inductor")
@@ -57,6 +58,7 @@ PLANS = {
     "captured": Plan(capture="call"),
     "inductor, captured": CAPTURED,
     FEW_ROWS: CAPTURED.with_choice("transforms", "products_of_few_rows"),
+    THREE_TF32: CAPTURED.with_choice("options", ("max_autotune_gemm_backends", "ATEN,TRITON,TF32X3")),
     "reduce-overhead": INDUCTOR.with_choice("mode", "reduce-overhead"),
     "max-autotune": INDUCTOR.with_choice("mode", "max-autotune"),
     "max-autotune, captured": CAPTURED.with_choice("mode", NO_GRAPHS),
@@ -134,7 +136,9 @@ def slug(name: str) -> str:
 def list_plans(device: str, allow: str) -> dict[str, Plan]:
     """Return the plans by their names. A CPU has those without CUDA graphs and without options of Triton."""
     plans = fit_device(PLANS, device)
-    return {name: replace(plan, precision="tf32") for name, plan in plans.items()} if lowers(allow) else plans
+    if not lowers(allow):
+        return plans
+    return {name: replace(plan, precision="tf32") for name, plan in plans.items() if name != THREE_TF32}
 
 
 def fit_device(plans: dict[str, Plan], device: str) -> dict[str, Plan]:

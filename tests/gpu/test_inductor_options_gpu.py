@@ -6,12 +6,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torchwise.compile import compile_plan, three_tf32  # noqa: E402
 from torchwise.plan import Numerics, Plan  # noqa: E402
 from torchwise.plan.choice import load_choices  # noqa: E402
 from torchwise.plan.workload_spec import WorkloadSpec  # noqa: E402
 from torchwise.records import Outcome  # noqa: E402
 from torchwise.trial import Job  # noqa: E402
 from torchwise.trial.experiment import PlanCandidate, PlanExperiment  # noqa: E402
+from torchwise.workload import Example  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 MODEL = """
@@ -46,3 +48,22 @@ def test_an_option_is_verified(name: str, tmp_path) -> None:
         trial.first_calls()
         verdict = trial.verify(lambda _stage: None)
     assert verdict.outcome is Outcome.PASS, verdict.reason
+
+
+@pytest.mark.parametrize("width", [256, 319], ids=["even", "odd"])
+def test_products_of_three_tf32_are_written_and_as_exact_as_float32(width: int, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(width, 512), torch.nn.ReLU(), torch.nn.Linear(512, 64)).cuda().eval()
+    x = torch.randn(8192, width, device="cuda")
+    only_own = Plan(backend="inductor", options=((three_tf32.OPTION, "TRITON,TF32X3"),))
+    with torch.no_grad():
+        exact, eager = net.double()(x.double()), net.float()(x)
+        compiled = compile_plan(net, only_own, Example((x,), {}), device="cuda", mode="inference")
+        answer = compiled.call(x)
+    errors = [float((one.double() - exact).norm() / exact.norm()) for one in (answer, eager)]
+    assert errors[0] < 2 * errors[1] < 1e-6, errors
+    written = [file.read_text() for file in tmp_path.rglob("*.py")]
+    assert any("input_precision=ALLOW_TF32" in text and 'constexpr = "tf32x3"' in text for text in written)

@@ -61,6 +61,13 @@ FILTER_PDL = PrivateName("torch._inductor.codegen.triton", "TritonKernel._filter
 ENABLE_PDL = PrivateName("torch._inductor.codegen.triton", "TritonKernel._enable_pdl_codegen")
 PDL_WAIT = PrivateName("torch._inductor.codegen.triton", "TritonKernel.GDC_WAIT")
 
+TEMPLATE = PrivateName("torch._inductor.select_algorithm", "TritonTemplate")
+"""A kernel of products or convolutions in which launch parameters are still open."""
+GENERATE = PrivateName("torch._inductor.select_algorithm", "TritonTemplate.generate")
+TEMPLATE_KERNEL = PrivateName("torch._inductor.select_algorithm", "TritonTemplateKernel")
+RENDER = PrivateName("torch._inductor.select_algorithm", "TritonTemplateKernel.render")
+"""Writes the kernel of a template with these parameters."""
+
 BISECTOR = PrivateName("torch._inductor.compiler_bisector", "CompilerBisector")
 BISECTED_BACKENDS = PrivateName("torch._inductor.compiler_bisector", "BACKENDS")
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchwise._torch import inductor
-from torchwise.compile import inductor_patches, loop_rolling
+from torchwise.compile import inductor_patches, loop_rolling, three_tf32
 from torchwise.compile.backends import recompute
 from torchwise.compile.backends.freezing import Freezing, without_cached_weights
 from torchwise.compile.backends.graphs import NOTHING, CheckedOnce, Varying, compile_call
@@ -136,6 +136,9 @@ def _options(plan: Plan) -> dict[str, Any]:
         options[option] = graph_pass
     if options.get(inductor_patches.OPTION) or inductor.CONFIG.get().triton.enable_pdl:  # or the user's own setting
         inductor_patches.wait_first()
+    if three_tf32.is_chosen(options):
+        three_tf32.add_to_templates()
+        options.setdefault("max_autotune_gemm", True)
     check_options(options)
     return options
 

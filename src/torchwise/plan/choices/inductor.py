@@ -88,6 +88,17 @@ register(
         min_remaining_fraction=0.7,
     ),
     triton_option(
+        ("max_autotune_gemm_backends", "ATEN,TRITON,TF32X3"),
+        summary="Inductor picks each float32 product by timing kernels of libraries and of its own, and these compute "
+        "it as three TF32 products, which are as exact (3xTF32)",
+        required_traits=(Trait.GEMM, Trait.FLOAT32),
+        compile_factor=4.0,
+        target_cost="gemm",
+        # Time over that of cuBLAS in float32, measured on one H200: 0.64 for 262,144 × 256 × 256 and 4,096 cubed, 0.97
+        # for 512 cubed (benchmarks/results/2026-11-30-h200-three-tf32.txt).
+        min_remaining_fraction=0.5,
+    ),
+    triton_option(
         ("autotune_cudagraph_benchmarking", True),
         summary="Inductor times kernels of matrix products inside CUDA graphs, where they are launched without gaps",
         required_traits=(Trait.GEMM,),

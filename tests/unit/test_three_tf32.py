@@ -1,0 +1,168 @@
+"""Which kernels of Inductor compute float32 products as three TF32 products, and that they are the ones that ask."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from torchwise._torch import inductor
+from torchwise.compile import three_tf32
+from torchwise.compile.backends.inductor import graph_compiler
+from torchwise.errors import UnsupportedError
+from torchwise.plan import Plan
+
+CHOSEN = "ATEN,TRITON,TF32X3"
+PLAN = Plan(backend="inductor", options=((three_tf32.OPTION, CHOSEN),))
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """Put PyTorch's own functions back."""
+    template, kernel = inductor.TEMPLATE.get(), inductor.TEMPLATE_KERNEL.get()
+    before = template.generate, kernel.render
+    three_tf32.add_to_templates.cache_clear()
+    yield
+    template.generate, kernel.render = before
+    three_tf32.add_to_templates.cache_clear()
+
+
+class Node:
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def get_dtype(self) -> torch.dtype:
+        return self._dtype
+
+
+class Template:
+    """Notes the parameters of its kernels."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, Any] = {}
+
+    def generate(self, input_nodes: Any, **parameters: Any) -> None:
+        self.given = parameters
+
+
+class Kernel:
+    def render(self, template: Any, parameters: dict[str, Any], _records: bool = False) -> str:
+        text: str = template.render(**parameters)
+        return text
+
+
+@pytest.fixture
+def patched() -> tuple[type[Template], type[Kernel]]:
+    """Return patched classes in place of PyTorch's."""
+    template, kernel = type("Patched", (Template,), {}), type("PatchedKernel", (Kernel,), {})
+    three_tf32.patch_templates(template, kernel)
+    return template, kernel
+
+
+FLOATS = (Node(torch.float32), Node(torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("backends", "nodes", "allows", "expected"),
+    [
+        (CHOSEN, FLOATS, False, '"tf32x3"'),
+        ("aten, tf32x3", FLOATS, False, '"tf32x3"'),
+        ("ATEN,TRITON", FLOATS, False, False),
+        ("ATEN,TRITON,TF32X30", FLOATS, False, False),
+        (CHOSEN, FLOATS, True, True),  # the program allows TF32, which is faster
+        (CHOSEN, FLOATS, "False", "False"),  # a GPU without TF32
+        (CHOSEN, (Node(torch.bfloat16), Node(torch.bfloat16)), False, False),
+        (CHOSEN, (Node(torch.float32), Node(torch.float64)), False, False),
+    ],
+)
+@pytest.mark.parametrize("is_named", [False, True])
+def test_float32_products_are_asked_for_where_the_option_names_them(
+    patched: tuple[type[Template], type[Kernel]],
+    backends: str,
+    nodes: tuple[Node, ...],
+    allows: Any,
+    expected: Any,
+    is_named: bool,
+) -> None:
+    template = patched[0]()
+    with inductor.patch_config({three_tf32.OPTION: backends}):
+        if is_named:
+            template.generate(input_nodes=nodes, ALLOW_TF32=allows, BLOCK_M=64)
+        else:
+            template.generate(nodes, ALLOW_TF32=allows, BLOCK_M=64)
+    assert template.given == {"ALLOW_TF32": expected, "BLOCK_M": 64}
+
+
+def test_a_template_without_the_parameter_stays_as_it_is(patched: tuple[type[Template], type[Kernel]]) -> None:
+    template = patched[0]()
+    with inductor.patch_config({three_tf32.OPTION: CHOSEN}):
+        template.generate(FLOATS, BLOCK_M=64)
+    assert template.given == {"BLOCK_M": 64}
+
+
+class Text:
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def render(self, **_: Any) -> str:
+        return self._text
+
+
+def test_a_kernel_is_written_by_its_parameter_alone(patched: tuple[type[Template], type[Kernel]]) -> None:
+    kernel, text = patched[1](), Text("acc += tl.dot(a, b, allow_tf32=ALLOW_TF32)")
+    assert kernel.render(text, {"ALLOW_TF32": False}) == "acc += tl.dot(a, b, allow_tf32=ALLOW_TF32)"
+    assert kernel.render(text, {"ALLOW_TF32": '"tf32x3"'}, True) == "acc += tl.dot(a, b, input_precision=ALLOW_TF32)"
+    with pytest.raises(UnsupportedError, match="is for kernels with allow_tf32=ALLOW_TF32"):
+        kernel.render(Text("acc += tl.dot(a, b)"), {"ALLOW_TF32": '"tf32x3"'})
+
+
+def list_templates() -> list[str]:
+    """List the files of this PyTorch's templates that multiply numbers of one dtype."""
+    folder = Path(str(importlib.import_module("torch._inductor.kernel.mm_common").__file__)).parent / "templates"
+    return [str(file) for file in sorted(folder.glob("triton_*.jinja")) if "ALLOW_TF32" in file.read_text()]
+
+
+def test_pytorch_writes_the_parameter_as_it_is_looked_for() -> None:
+    files = list_templates()
+    assert len(files) >= 3
+    for file in files:
+        text = Path(file).read_text()
+        assert text.count("ALLOW_TF32") == text.count(three_tf32.BEFORE), file
+
+
+def test_a_plan_with_it_patches_pytorch_and_times_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        "torchwise.compile.backends.inductor._inductor", lambda options: seen.append(options) or SimpleNamespace()
+    )
+    before = inductor.TEMPLATE.get().generate
+    graph_compiler(PLAN)
+    assert seen[0] == {three_tf32.OPTION: CHOSEN, "max_autotune_gemm": True}
+    assert inductor.TEMPLATE.get().generate is not before
+    graph_compiler(Plan(backend="inductor", options=((three_tf32.OPTION, CHOSEN), ("max_autotune_gemm", False))))
+    assert seen[1]["max_autotune_gemm"] is False, "as the plan says"
+
+
+def test_other_plans_leave_pytorch_as_it_is() -> None:
+    before = inductor.TEMPLATE.get().generate
+    graph_compiler(Plan(backend="inductor", options=((three_tf32.OPTION, "ATEN,TRITON"),)))
+    assert inductor.TEMPLATE.get().generate is before
+
+
+def test_a_pytorch_without_such_templates_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(inductor.TEMPLATE_KERNEL.get(), "render")
+    with pytest.raises(UnsupportedError, match=r"TF32X3 in Inductor's max_autotune_gemm_backends needs .*render"):
+        graph_compiler(PLAN)
+    monkeypatch.undo()
+
+
+def test_patches_are_applied_once() -> None:
+    three_tf32.add_to_templates()
+    first = inductor.TEMPLATE.get().generate
+    three_tf32.add_to_templates()
+    assert inductor.TEMPLATE.get().generate is first
