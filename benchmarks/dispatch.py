@@ -135,7 +135,7 @@ def record(model: torch.nn.Module, example: Example) -> Callable[..., object]:
     model(*example.args, **example.kwargs)  # which loads libraries
     with torch.cuda.graph(graph):
         model(*example.args, **example.kwargs)
-    return lambda *args, **kwargs: graph.replay()
+    return lambda *_, **__: graph.replay()
 
 
 def recognize_alone(example: Example) -> Callable[..., object]:

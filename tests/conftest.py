@@ -142,6 +142,19 @@ def checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return way
 
 
+@pytest.fixture
+def way(checks: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Run a test whose wrappers take their calls in Python, and by compiled checks."""
+    from torchwise.runtime import module
+
+    for kind in (module.OptimizedModule, module.OptimizedFunction):
+        monkeypatch.setattr(kind, "__call__", kind.__call__)  # which takes the calls back
+    monkeypatch.setattr(module, "_taken", set())
+    module._make_forwarding_class.cache_clear()
+    yield checks
+    module._make_forwarding_class.cache_clear()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_store_of_the_developer_s(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep the developer's own store from being read or written, by a default store that does not exist."""

@@ -20,6 +20,7 @@ from torchwise.testing.models import MAX_ROWS, make_net, make_rows
 from torchwise.testing.served import ROWS, CanRunContract, Serve, ServedContract, ServedModuleContract, compute_tanh
 from torchwise.workload.train_step import TrainStep
 
+pytestmark = pytest.mark.usefixtures("way")  # calls are taken in Python, and by compiled checks
 THREADS = Plan(threads=torch.get_num_threads() + 1)
 
 

@@ -21,6 +21,8 @@ from torchwise.runtime.call_guard import VerifiedInputs
 from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.input_writes import InputWrites
 
+pytestmark = pytest.mark.usefixtures("way")  # calls are taken in Python, and by compiled checks
+
 PLAN = Plan(backend="inductor")
 X = torch.arange(12.0).reshape(3, 4)
 

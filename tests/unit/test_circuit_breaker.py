@@ -6,6 +6,8 @@ import pytest
 
 from torchwise.runtime.circuit_breaker import MAX_WAIT_S, CircuitBreaker
 
+pytestmark = pytest.mark.usefixtures("way")  # calls are taken in Python, and by compiled checks
+
 
 class Clock:
     now = 1000.0

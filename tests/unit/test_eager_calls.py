@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from live_decisions import make_decision
-from native_checks import load
 from torchwise._torch import native
 from torchwise.plan import Plan
 from torchwise.runtime import module
@@ -25,17 +24,7 @@ class Scale(torch.nn.Module):
         return x * factor
 
 
-@pytest.fixture(params=["python", "native"], autouse=True)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Have calls taken in Python, or by compiled checks."""
-    compiled = load() if request.param == "native" else None
-    for kind in (OptimizedModule, OptimizedFunction):
-        monkeypatch.setattr(kind, "__call__", kind.__call__)  # which takes the calls back
-    monkeypatch.setattr(native, "load_checks", lambda: compiled)
-    monkeypatch.setattr(module, "_taken", set())
-    module._make_forwarding_class.cache_clear()
-    yield request.param
-    module._make_forwarding_class.cache_clear()
+pytestmark = pytest.mark.usefixtures("way")
 
 
 def stay(original: Any, *args: Any) -> Any:
@@ -162,11 +151,13 @@ def test_a_subclass_with_a_call_of_its_own_uses_that() -> None:
         assert torch.equal(wrapper(X), X * 2 + 1)
 
 
-def test_checks_that_are_compiled_later_take_the_calls(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_that_are_compiled_later_take_the_calls(
+    way: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(native, "load_checks", lambda: None)
     stay(Scale(), X)
     assert module._taken == set()
-    compiled = load() if way == "native" else None
+    compiled = request.getfixturevalue("native_checks") if way == "native" else None
     monkeypatch.setattr(native, "load_checks", lambda: compiled)
     wrapper = stay(Scale(), X)
     assert count_frames(lambda: wrapper(X)) == (way == "python")
@@ -194,4 +185,4 @@ def test_nothing_is_kept_of_a_call() -> None:
 def test_only_a_class_with_a_call_in_python_is_entered(native_checks: Any) -> None:
     for kind in (int, torch.Tensor, type("Plain", (), {})):
         with pytest.raises(TypeError, match="no __call__ in Python"):
-            native_checks.enter(kind, False, None)
+            native_checks.enter(kind, False, None, object, abs)

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torchwise.compile.guards import guard_bypass
 from torchwise.compile.guards.guard_bypass import _OF_TORCH, GuardBypass
 
-pytestmark = pytest.mark.usefixtures("dynamo_afresh")
+pytestmark = pytest.mark.usefixtures("dynamo_afresh", "way")
 
 X = torch.randn(3, 4)
 SCALE = 2.0

@@ -30,6 +30,7 @@ from torchwise.runtime.statistics import MIN_CALLS
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
 
+pytestmark = pytest.mark.usefixtures("way")  # calls are taken in Python, and by compiled checks
 THREADS = Plan(threads=torch.get_num_threads() + 1)
 
 

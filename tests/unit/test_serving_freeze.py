@@ -34,6 +34,8 @@ from torchwise.runtime.fallback_reason import FallbackReason
 from torchwise.runtime.served import dispatcher_of
 from torchwise.runtime.serving import freeze, unfreeze
 
+pytestmark = pytest.mark.usefixtures("dynamo_afresh", "way")  # calls are taken in Python, and by compiled checks
+
 INDUCTOR = Plan(backend="inductor")
 X = torch.randn(3, 4)
 

@@ -142,7 +142,7 @@ def test_a_plan_with_it_patches_pytorch_and_times_products(monkeypatch: pytest.M
     )
     before = inductor.TEMPLATE.get().generate
     graph_compiler(PLAN)
-    assert seen[0] == {three_tf32.OPTION: CHOSEN, "max_autotune_gemm": True}
+    assert seen[0] == {three_tf32.OPTION: CHOSEN, "max_autotune_gemm": True, "max_autotune_conv_backends": "ATEN"}
     assert inductor.TEMPLATE.get().generate is not before
     graph_compiler(Plan(backend="inductor", options=((three_tf32.OPTION, CHOSEN), ("max_autotune_gemm", False))))
     assert seen[1]["max_autotune_gemm"] is False, "as the plan says"

@@ -82,7 +82,7 @@ class _InThree:
         """Return the text of the kernel."""
         text: str = self._template.render(**parameters)
         if BEFORE not in text:
-            raise UnsupportedError(f"{WHO} is for kernels with {BEFORE}, which torch {torch.__version__} does not write")
+            raise UnsupportedError(f"{WHO} is for kernels with {BEFORE}, which torch {torch.__version__} lacks")
         return text.replace(BEFORE, AFTER)
 
 

@@ -115,7 +115,10 @@ class Dispatcher(Served):
         self._changed = find_change or CallGuard(original, inference=self._inference).make_check()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Answer as the original does. `benchmarks/dispatch.py` measures the time that this adds to the plan's own."""
+        """Answer as the original does. `benchmarks/dispatch.py` measures the time that this adds to the plan's own.
+
+        Compiled checks, if there are any, take the usual call in the same order (`_torch/native/served.h`).
+        """
         refusal = self._refusal
         if refusal is not None:
             if self.is_eager_only:
@@ -146,6 +149,10 @@ class Dispatcher(Served):
             return self._handle_failure(error, key or signature_of(args, kwargs), args, kwargs)
         counts.optimized += 1
         return result
+
+    def answer_after_failure(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call at which the plan failed when compiled code called it (`_torch/native/served.h`)."""
+        return self._handle_failure(error, signature_of(args, kwargs), args, kwargs)
 
     def can_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
         """Return why the original would answer such a call now, or None if the plan may."""

@@ -70,7 +70,7 @@ def _enter(kind: type) -> type:
     is_own = kind.__call__ in (OptimizedModule.__call__, OptimizedFunction.__call__)  # and no subclass of a user's
     if kind not in _taken and is_own:
         by_torch = BY_TORCH if DOES_NO_MORE else None
-        if native.enter(kind, by_torch, has_hooks=issubclass(kind, torch.nn.Module)):
+        if native.enter(kind, by_torch, Dispatcher, has_hooks=issubclass(kind, torch.nn.Module)):
             _taken.add(kind)
     return kind
 

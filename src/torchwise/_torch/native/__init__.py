@@ -169,18 +169,22 @@ def make_replay(
     return replay
 
 
-def enter(kind: type, by_torch: object, *, has_hooks: bool) -> bool:
+def enter(kind: type, by_torch: object, served: type, *, has_hooks: bool) -> bool:
     """Have compiled checks, if there are any, take the calls of a class of wrappers. Return whether they do.
 
-    They answer those of a decision for eager, before which next to nothing may stand, and leave others to the
-    `__call__` of the class, which stays in Python. To assign that attribute takes the calls back.
+    They answer those of a decision for eager, before which next to nothing may stand, and the usual ones of a plan.
+    They leave others to the `__call__` of the class, which stays in Python. To assign that attribute takes the calls
+    back.
 
     Args:
         kind: the class.
         by_torch: the call of a module for which its `_call_impl` will do, or None if none is.
+        served: the class of what answers by a plan (`runtime.dispatch.Dispatcher`), whose subclasses stay in Python.
         has_hooks: whether wrappers have hooks of their own, as modules do, which must be empty.
     """
     checks = load_checks()
     if checks is not None:
-        checks.enter(kind, has_hooks, by_torch)
+        from torch import is_autocast_enabled
+
+        checks.enter(kind, has_hooks, by_torch, served, is_autocast_enabled)
     return checks is not None

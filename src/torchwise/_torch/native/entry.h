@@ -1,10 +1,11 @@
-// The call of a wrapper whose decision is to stay with eager. It counts the call, and hands it on.
+// The call of a wrapper whose decision is to stay with eager, or which a plan answers. It counts the call, and hands it
+// on.
 //
 // It takes the slot of `__call__` in a class of wrappers, whose attribute of that name stays as it is in Python. So a
 // compiler that reads the class finds code that it can trace. All other calls are left to the slot that was there.
 #pragma once
 
-#include "form.h"
+#include "served.h"
 
 namespace {
 
@@ -48,23 +49,33 @@ Ref find_attributes(PyObject* object) {
   return found && PyDict_CheckExact(found.get()) ? std::move(found) : Ref();
 }
 
-// Count a call that stays with eager, and return the original, or null if the method in Python has to take the call.
-Ref count_eager(PyObject* wrapper, bool has_hooks) {
-  Ref own = find_attributes(wrapper);
-  if (!own) return Ref();
+// What answers the calls of a wrapper, its attributes and its counts, or nothing if hooks of the wrapper have to run.
+struct Behind {
+  Ref served, own, statistics;
+};
+
+Behind find_behind(PyObject* wrapper, bool has_hooks) {
+  Ref attributes = find_attributes(wrapper);
+  if (!attributes) return {};
   for (PyObject* name : names.hooks) {
-    PyObject* hooks = has_hooks ? PyDict_GetItemWithError(own.get(), name) : nullptr;
-    if (has_hooks && (hooks == nullptr || !PyDict_Check(hooks) || PyDict_GET_SIZE(hooks) != 0)) return Ref();
+    PyObject* hooks = has_hooks ? PyDict_GetItemWithError(attributes.get(), name) : nullptr;
+    if (has_hooks && (hooks == nullptr || !PyDict_Check(hooks) || PyDict_GET_SIZE(hooks) != 0)) return {};
   }
-  PyObject* object = PyDict_GetItemWithError(own.get(), names.torchwise);
-  Ref served = object == nullptr ? Ref() : find_attributes(object);
-  if (!served || PyDict_GetItemWithError(served.get(), names.is_eager_only) != Py_True) return Ref();
-  Ref original = Ref::to(PyDict_GetItemWithError(served.get(), names.original));
-  PyObject* statistics = PyDict_GetItemWithError(served.get(), names.statistics);
-  if (!original || statistics == nullptr) return Ref();
-  Ref stayed(PyObject_GetAttr(statistics, names.stayed));
+  Ref served = Ref::to(PyDict_GetItemWithError(attributes.get(), names.torchwise));
+  Ref own = served ? find_attributes(served.get()) : Ref();
+  Ref statistics = own ? Ref::to(PyDict_GetItemWithError(own.get(), names.statistics)) : Ref();
+  return {std::move(served), std::move(own), std::move(statistics)};
+}
+
+// Count a call that stays with eager, and return the original, or null if another has to take the call.
+Ref count_eager(const Behind& behind) {
+  if (PyDict_GetItemWithError(behind.own.get(), names.is_eager_only) != Py_True) return Ref();
+  Ref original = Ref::to(PyDict_GetItemWithError(behind.own.get(), names.original));
+  if (!original) return Ref();
+  Ref stayed(PyObject_GetAttr(behind.statistics.get(), names.stayed));
   Ref more(stayed ? PyNumber_Add(stayed.get(), names.one) : nullptr);
-  return more && PyObject_SetAttr(statistics, names.stayed, more.get()) == 0 ? std::move(original) : Ref();
+  bool is_counted = more && PyObject_SetAttr(behind.statistics.get(), names.stayed, more.get()) == 0;
+  return is_counted ? std::move(original) : Ref();
 }
 
 // Whether the call of a module is PyTorch's own, which does no more than its `_call_impl`.
@@ -76,10 +87,15 @@ bool calls_plainly(PyObject* original) {
 }
 
 PyObject* call_wrapper(PyObject* wrapper, PyObject* args, PyObject* keywords, bool has_hooks) {
-  Ref original = count_eager(wrapper, has_hooks);
+  Behind behind = find_behind(wrapper, has_hooks);
+  Ref original = behind.statistics ? count_eager(behind) : Ref();
   if (!original) {
     PyErr_Clear();
-    return call_in_python(wrapper, args, keywords);
+    std::optional<PyObject*> answer;
+    if (behind.statistics) {
+      answer = answer_by_plan(behind.served.get(), behind.own.get(), behind.statistics.get(), args, keywords);
+    }
+    return answer ? *answer : call_in_python(wrapper, args, keywords);
   }
   Py_ssize_t given = PyTuple_GET_SIZE(args);
   if (!has_hooks || given >= MOST_ARGUMENTS || !calls_plainly(original.get())) {
@@ -101,11 +117,15 @@ PyObject* call_function(PyObject* wrapper, PyObject* args, PyObject* keywords) {
   return call_wrapper(wrapper, args, keywords, false);
 }
 
-// enter(class of wrappers, whether they have hooks as modules do, PyTorch's own `__call__` or None)
+// enter(class of wrappers, whether they have hooks as modules do, PyTorch's own `__call__` or None, the class of what
+// answers by a plan, PyTorch's `is_autocast_enabled`)
 PyObject* enter(PyObject*, PyObject* args) {
-  PyObject *type = nullptr, *by_torch = nullptr;
+  PyObject *type = nullptr, *by_torch = nullptr, *served = nullptr, *autocast = nullptr;
   int has_hooks = 0;
-  if (!PyArg_ParseTuple(args, "O!pO", &PyType_Type, &type, &has_hooks, &by_torch) || !make_names()) return nullptr;
+  if (!PyArg_ParseTuple(args, "O!pOO!O", &PyType_Type, &type, &has_hooks, &by_torch, &PyType_Type, &served, &autocast) ||
+      !make_names() || !make_served_names()) {
+    return nullptr;
+  }
   auto* kind = reinterpret_cast<PyTypeObject*>(type);
   if (kind->tp_call == call_module || kind->tp_call == call_function) Py_RETURN_NONE;
   if (!PyType_HasFeature(kind, Py_TPFLAGS_HEAPTYPE) || kind->tp_call == nullptr ||
@@ -114,8 +134,8 @@ PyObject* enter(PyObject*, PyObject* args) {
     return nullptr;
   }
   call_in_python = kind->tp_call;
-  PyObject* before = std::exchange(call_by_torch, Py_NewRef(by_torch));
-  Py_XDECREF(before);
+  Ref before(std::exchange(call_by_torch, Py_NewRef(by_torch))), autocast_before(std::exchange(is_autocast_enabled, Py_NewRef(autocast))),
+      served_before(reinterpret_cast<PyObject*>(std::exchange(dispatcher_type, reinterpret_cast<PyTypeObject*>(Py_NewRef(served)))));
   kind->tp_call = has_hooks ? call_module : call_function;
   PyType_Modified(kind);
   Py_RETURN_NONE;

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 
 NAME = "torchwise_calls"
-SOURCES = ("calls.cpp", "entry.h", "form.h", "recognizer.h", "replay.h", "watch.h")
+SOURCES = ("calls.cpp", "entry.h", "form.h", "recognizer.h", "replay.h", "served.h", "watch.h")
 ROOT = 0
 """The user whose files all trust."""
 NEWEST_PYTHON = (3, 12)

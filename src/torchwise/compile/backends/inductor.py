@@ -139,6 +139,7 @@ def _options(plan: Plan) -> dict[str, Any]:
     if three_tf32.is_chosen(options):
         three_tf32.add_to_templates()
         options.setdefault("max_autotune_gemm", True)
+        options.setdefault("max_autotune_conv_backends", "ATEN")  # PyTorch's default is TF32 for convolutions
     check_options(options)
     return options
 

@@ -211,6 +211,8 @@ class CapturedCall:
                 "the call replaces tensors, submodules, attributes or the training mode of its own module, and a "
                 "replay would not do so"
             )
+        if key not in hosts:
+            replays.settled = settings  # which is in C++
         self._writes_state = self._writes_state or now != versions or None in now
         self._guard.take_snapshot()  # limited to the attributes that the call reads, which are known by now
         return replays
@@ -301,9 +303,9 @@ class _Bypass:
         captured, key = self._captured, self._key
         self._replays = replays = captured._graphs.get(key)
         compiled = self.get_compiled()
-        if compiled is not None and isinstance(replays, Replays):
-            if not replays.written or overlap_in(key[0]) is None:
-                replays.hand_over(compiled, writes=captured._writes_state, device=captured._device)
+        shares = overlap_in(key[0]) is not None  # inputs share memory, and a graph has copies of each
+        if compiled is not None and isinstance(replays, Replays) and not (replays.written and shares):
+            replays.hand_over(compiled, writes=captured._writes_state, device=captured._device)
         return replays
 
     def replay_again(self, *args: Any) -> Any:
