@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from torchwise.errors import StalePlanError
 from torchwise.plan import Plan, Trait
 from torchwise.plan.effort import EFFORTS
 from torchwise.plan.workload_spec import WorkloadSpec
-from torchwise.records import CheckName, Decision, Outcome
+from torchwise.records import Check, CheckCause, CheckName, Decision, Outcome, Verdict
 from torchwise.records.structure_differences import OTHER_WEIGHTS
 from torchwise.runtime.fallback_reason import FallbackReason as Fallback
 from torchwise.runtime.staleness import stale_because
@@ -181,3 +183,85 @@ def test_bisect_verifies_a_judged_plan_as_its_trial_did(target: str) -> None:
 
     assert judge(0.02) is Outcome.PASS
     assert judge(None) is Outcome.FAIL
+
+
+SENSITIVE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+
+    def forward(self, x):
+        for layer in self.layers:
+            y = layer((x + 65536.0) - 65536.0)
+            x = torch.sin(2 * y / y.std(-1, keepdim=True))
+        return x
+
+def make():
+    return Net().eval(), (torch.randn(16, 64),)
+
+def judge(call):
+    return 1.0
+"""
+
+
+def verify_sensitive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: float, metric: str | None, moves: float = 1e-3
+) -> Verdict:
+    """Verify a plan with whole numbers of a model whose answers they move as much as other roundings would."""
+    file = tmp_path / "sensitive.py"
+    file.write_text(SENSITIVE)
+    real = PlanCandidate.build
+
+    def build_with_other_roundings(self: PlanCandidate, call: Callable[..., Any], harness: Any) -> Callable[..., Any]:
+        inner = real(self, call, harness)
+        return lambda x: scale * inner(x + moves * torch.sin(1000 * x))
+
+    monkeypatch.setattr(PlanCandidate, "build", build_with_other_roundings)
+    spec = WorkloadSpec(f"{file}:make", tolerance=0.6, metric=metric and f"{file}:{metric}")
+    trial = PlanExperiment(Job("try", spec, INT8, effort=EFFORTS["quick"]), PlanCandidate(INT8))
+    with trial.harness.gradients():
+        trial.build()
+        trial.first_calls()
+        return trial.verify(lambda _: None)
+
+
+def test_where_rounding_hides_errors_the_tolerance_judges_the_whole_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = verify_sensitive(tmp_path, monkeypatch, 1.0, None)
+    assert right.outcome is Outcome.PASS, right.reason
+    (hidden,) = [check for check in right.checks if check.cause == CheckCause.HIDDEN_BY_ROUNDING]
+    assert hidden.detail.endswith("the tolerance alone judges the plan, as a whole")
+    assert right.checks[-1].name == CheckName.SUBSTITUTION
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.7])
+def test_a_wrong_plan_is_seen_by_the_tolerance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
+    wrong = verify_sensitive(tmp_path, monkeypatch, scale, None)
+    assert wrong.outcome is Outcome.FAIL
+    assert "0.6 is allowed" in wrong.reason
+
+
+def test_a_metric_does_not_judge_what_rounding_hides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = verify_sensitive(tmp_path, monkeypatch, 1.0, "judge")
+    assert found.outcome is Outcome.NOT_COMPARABLE
+    assert "rounding" in found.reason
+    assert found.is_hidden_by_rounding
+
+
+def test_only_hidden_errors_are_left_to_the_tolerance() -> None:
+    def make(*causes: CheckCause | None, outcome: Outcome = Outcome.NOT_COMPARABLE) -> Verdict:
+        passed = Check(CheckName.STRUCTURE, Outcome.PASS, "")
+        return Verdict((passed, *(Check(CheckName.VALUES, outcome, "", cause=cause) for cause in causes)))
+
+    hidden = CheckCause.HIDDEN_BY_ROUNDING
+    assert make(hidden).is_hidden_by_rounding
+    assert not make().is_hidden_by_rounding
+    assert not make(None).is_hidden_by_rounding
+    assert not make(hidden, None).is_hidden_by_rounding
+    assert not make(hidden, outcome=Outcome.FAIL).is_hidden_by_rounding

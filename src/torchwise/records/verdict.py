@@ -80,6 +80,8 @@ class CheckCause(OpenEnum):
     """The candidate returns a value, or a gradient, where eager returns None."""
     NOISE_NOT_REPRODUCIBLE = "noise not reproducible"
     """The candidate draws other random numbers than eager from the same seed."""
+    HIDDEN_BY_ROUNDING = "hidden by rounding"
+    """Rounding moves eager by so much that a wrong answer would look the same."""
 
 
 class Figure(OpenEnum):
@@ -184,6 +186,15 @@ class Verdict:
         """Whether the answers are right, but the plan lacks a property that the user requires."""
         against = [check for check in self.checks if check.outcome is not Outcome.PASS]
         return bool(against) and all(check.lacks_property for check in against)
+
+    @property
+    def is_hidden_by_rounding(self) -> bool:
+        """Whether nothing speaks against the candidate but that rounding would hide a wrong answer."""
+        against = [check for check in self.checks if check.outcome is not Outcome.PASS]
+        return bool(against) and all(
+            check.cause == CheckCause.HIDDEN_BY_ROUNDING and check.outcome is Outcome.NOT_COMPARABLE
+            for check in against
+        )
 
     @property
     def reason(self) -> str:

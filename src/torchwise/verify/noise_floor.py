@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -175,6 +175,13 @@ class Judgement:
     cause: CheckCause | None = None
 
 
+class _Doubt(NamedTuple):
+    """Why a tensor cannot be judged."""
+
+    why: str
+    cause: CheckCause | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class NoiseFloor:
     """Eager's error as the noise floor of one tensor. It is examined only in case of doubt.
@@ -204,15 +211,24 @@ class NoiseFloor:
         if problem and (self.bounds.is_own or may_be_lucky):
             usual = usual.or_larger(self.moved.measure_rounding_move(self.name, self.exact))
             problem = problem_of(candidate, errors, usual, granted)
-        why = self.why_in_doubt(candidate, floor, errors, usual)
-        outcome = Outcome.NOT_COMPARABLE if why else Outcome.FAIL if problem else Outcome.PASS
-        return Judgement(outcome, why or problem or "", errors, usual, limit_of(candidate, usual, granted))
+        limit = limit_of(candidate, usual, granted)
+        if doubt := self._find_doubt(candidate, floor, errors, usual):
+            return Judgement(Outcome.NOT_COMPARABLE, doubt.why, errors, usual, limit, doubt.cause)
+        return Judgement(Outcome.FAIL if problem else Outcome.PASS, problem or "", errors, usual, limit)
 
     def why_in_doubt(self, candidate: torch.Tensor, floor: torch.Tensor, errors: Errors, usual: Errors) -> str | None:
         """Say why a candidate's tensor with these errors cannot be judged, or return None if it can."""
+        doubt = self._find_doubt(candidate, floor, errors, usual)
+        return None if doubt is None else doubt.why
+
+    def _find_doubt(self, candidate: torch.Tensor, floor: torch.Tensor, errors: Errors, usual: Errors) -> _Doubt | None:
         if usual.rms > self.bounds.plausible and not self._is_near(candidate, floor):
-            return self.why_unexplained(usual) or self._why_blind(floor, usual)
-        return self.why_unsteady(errors) if problem_of(candidate, errors, usual, self.bounds.granted) else None
+            if why := self.why_unexplained(usual):
+                return _Doubt(why)
+            blind = self._why_blind(floor, usual)
+            return None if blind is None else _Doubt(blind, CheckCause.HIDDEN_BY_ROUNDING)
+        why = self.why_unsteady(errors) if problem_of(candidate, errors, usual, self.bounds.granted) else None
+        return None if why is None else _Doubt(why)
 
     def _is_near(self, candidate: torch.Tensor, floor: torch.Tensor) -> bool:
         """Whether a tensor is eager's own but for roundings, so that it needs no noise floor."""
