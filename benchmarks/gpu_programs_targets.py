@@ -191,5 +191,7 @@ ZOO = {
     "many_small_ops": "zoo:tutorial.many_small_ops",
     "gru_step": "zoo:ivhl.gru_step",
     "neuron": "zoo:energy_flow.neuron",
+    "transformer_block": "zoo:tutorial.transformer_block",
+    "six_layer_transformer": "zoo:tutorial.six_layer_transformer",
 }
 """Programs of the zoo beside them, by their targets, to which a size may be added."""
