@@ -8,7 +8,7 @@ A small chain of layers is called without waiting for the GPU, so that timings a
 * eager behind it, as after a decision to stay with eager.
 * both by the checks in C++, if `torchwise doctor` compiled them, and by those in Python.
 
-Each line has the median of 41 rounds and the middle half of them. Lines of what is added compare two of one round.
+Each line has the median of 41 rounds and the middle half of them. Differences are of two in one round.
 
 With --pairs the call is like a step of decoding. Keys and values of that many layers come in nested tuples, by name,
 and others are returned.

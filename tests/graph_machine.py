@@ -33,6 +33,7 @@ class Machine:
         self.capturing, self.refuses = False, False
         self.stream, self.device = 0, 0
         self._pools: dict[int, list[Callable[[], object]]] = {}
+        self._in_place: list[Callable[[], object]] = []
         pool = itertools.count().__next__
         for name, value in {"graph_pool_handle": pool, "Stream": Stream, "current_stream": Stream}.items():
             monkeypatch.setattr(torch.cuda, name, value)
@@ -100,11 +101,13 @@ class Machine:
             for target, now in zip(targets, pytree.tensors(call(*args, **kwargs)), strict=True):
                 target.copy_(now)
 
+        self._in_place.append(weakref.ref(replay))
         return replay, borrowed
 
     def count_graphs(self) -> int:
         """Count the graphs that somebody still holds."""
-        return sum(graph() is not None for pool in self._pools.values() for graph in pool)
+        graphs = [*self._in_place, *(graph for pool in self._pools.values() for graph in pool)]
+        return sum(graph() is not None for graph in graphs)
 
 
 def view_memory(tensor: torch.Tensor) -> torch.Tensor:

@@ -186,3 +186,17 @@ def did_you_mean(word: str, known: Iterable[str], meaning: Callable[[str], str] 
     """
     close = dict.fromkeys(map(meaning, difflib.get_close_matches(word, list(known), n=3)))
     return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def pop_traceback(error: BaseException) -> str:
+    """Take the frames from an error and from its causes. Return their traceback as text, for a log.
+
+    Frames hold tensors, and the code that was run, with weights that may be frozen into it.
+    """
+    text = "\n" + "".join(traceback.format_exception(error))
+    current: BaseException | None = error
+    while current is not None:
+        next_error = current.__cause__ or current.__context__
+        current.__traceback__ = current.__cause__ = current.__context__ = None  # so that a circle ends, too
+        current = next_error
+    return text

@@ -19,7 +19,8 @@ from torchwise.compile.cuda_graphs import graph_pool, recorded_graph
 from torchwise.compile.cuda_graphs.call_graph import CapturedCall
 from torchwise.compile.cuda_graphs.capture_stream import RecordingStream
 from torchwise.compile.cuda_graphs.graph_pool import GraphPool
-from torchwise.compile.cuda_graphs.in_place_replay import MAX_GRAPHS, SETTLING_CALLS, Replays
+from torchwise.compile.cuda_graphs.host_values import HostValues
+from torchwise.compile.cuda_graphs.in_place_replay import MAX_GRAPHS, SETTLING_CALLS, RecordedAnswers, Replays
 from torchwise.compile.cuda_graphs.object_inputs import WithObjects
 from torchwise.compile.cuda_graphs.recorded_graph import Graph
 from torchwise.compile.recompiles import RecompileLimitError, Recompiles
@@ -818,3 +819,32 @@ def test_storage_of_flows_is_updated_where_it_lies_by_one_graph(machine: Machine
     assert [values.data_ptr() for values in state] == places
     assert machine.recorded == 1
     assert machine.replayed >= len(lives)
+
+
+class Paths(RecordedAnswers):
+    """Records further graphs in later calls, as a capture of branches does."""
+
+    def __call__(self, args: Any, kwargs: Any, record: Any) -> Any:
+        return args[0]
+
+    def drop(self) -> None:
+        super().drop()
+
+
+class Moved(HostValues):
+    def has_same_tensors(self) -> bool:
+        return False
+
+
+def test_values_that_a_later_recording_copies_from_the_cpu_are_looked_at(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        CapturedCall, "_replays", lambda _, key, args, kwargs, settled, warm: (warm(), Paths(settled))[1]
+    )
+    captured = capture_call(torch.sin)
+    captured(X)
+    (key, paths), *_ = captured._graphs.items()
+    assert paths.settled()
+    captured._host[key] = Moved("cpu")
+    assert not paths.settled(), "a path that was recorded later copies a tensor that was written to"

@@ -164,6 +164,34 @@ def test_a_module_that_changed_is_recorded_anew_and_answered_by_compiled_code_ag
     in_python.expect(0, 3)
 
 
+class Named(Scaled):
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"answer": super().forward(x)}
+
+
+def test_nothing_holds_the_old_graphs_while_the_call_is_recorded_anew(
+    machine: Machine, in_python: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = Named().eval(), torch.randn(3, 4)
+    captured, bypass = make_steady(model, x)
+    bypass(x)
+    (replays,) = captured._graphs.values()
+    assert isinstance(replays, Replays)
+    output = weakref.ref(replays._outputs[0])
+    del replays
+    held: list[int] = []
+    record = machine.record
+
+    def count_and_record(*given: Any) -> Any:
+        held.append(machine.count_graphs() + (output() is not None))
+        return record(*given)
+
+    monkeypatch.setattr(machine, "record", count_and_record)
+    model.factor = 3.0
+    torch.testing.assert_close(bypass(x), model(x))
+    assert held == [0]
+
+
 def test_a_weight_written_in_place_takes_effect(machine: Machine, in_python: Counted) -> None:
     model, x = Scaled().eval(), torch.randn(3, 4)
     _, bypass = make_steady(model, x)
@@ -230,6 +258,25 @@ def test_settings_that_changed_lead_to_a_new_recording(machine: Machine, in_pyth
     finally:
         torch.set_default_dtype(before)
     assert machine.recorded == 2
+
+
+def test_an_interrupt_goes_through(machine: Machine, in_python: Counted) -> None:
+    x = torch.randn(3, 4)
+    captured, _ = make_steady(torch.sin, x)
+    (replays,) = captured._graphs.values()
+    assert isinstance(replays, Replays)
+    interrupts, settled = [KeyboardInterrupt()], replays.settled
+
+    def interrupt() -> bool:
+        if interrupts:
+            raise interrupts.pop()
+        return settled()
+
+    replays.settled = interrupt
+    bypass = captured.get_bypass((x,), {})
+    with pytest.raises(KeyboardInterrupt):
+        bypass(x)
+    torch.testing.assert_close(bypass(x), x.sin())
 
 
 def test_what_is_closed_is_freed_and_recorded_anew(machine: Machine, in_python: Counted) -> None:

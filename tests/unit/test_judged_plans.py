@@ -210,7 +210,13 @@ def judge(call):
 
 
 def verify_sensitive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: float, metric: str | None, moves: float = 1e-3
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    scale: float,
+    metric: str | None,
+    *,
+    change: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    traits: frozenset[Trait] = frozenset(),
 ) -> Verdict:
     """Verify a plan with whole numbers of a model whose answers they move as much as other roundings would."""
     file = tmp_path / "sensitive.py"
@@ -219,11 +225,13 @@ def verify_sensitive(
 
     def build_with_other_roundings(self: PlanCandidate, call: Callable[..., Any], harness: Any) -> Callable[..., Any]:
         inner = real(self, call, harness)
-        return lambda x: scale * inner(x + moves * torch.sin(1000 * x))
+        changed = change(inner) if change else inner
+        return lambda x: scale * changed(x + 1e-3 * torch.sin(1000 * x))
 
     monkeypatch.setattr(PlanCandidate, "build", build_with_other_roundings)
     spec = WorkloadSpec(f"{file}:make", tolerance=0.6, metric=metric and f"{file}:{metric}")
-    trial = PlanExperiment(Job("try", spec, INT8, effort=EFFORTS["quick"]), PlanCandidate(INT8))
+    job = Job("try", spec, INT8, effort=EFFORTS["quick"], traits=traits)
+    trial = PlanExperiment(job, PlanCandidate(INT8))
     with trial.harness.gradients():
         trial.build()
         trial.first_calls()
@@ -236,8 +244,11 @@ def test_where_rounding_hides_errors_the_tolerance_judges_the_whole_plan(
     right = verify_sensitive(tmp_path, monkeypatch, 1.0, None)
     assert right.outcome is Outcome.PASS, right.reason
     (hidden,) = [check for check in right.checks if check.cause == CheckCause.HIDDEN_BY_ROUNDING]
-    assert hidden.detail.endswith("the tolerance alone judges the plan, as a whole")
+    assert hidden.detail.startswith("left to the tolerance, which judges the whole plan")
+    assert (hidden.error, hidden.floor) == (None, None), "it is that of rounding, and not of the plan"
     assert right.checks[-1].name == CheckName.SUBSTITUTION
+    assert right.error is not None
+    assert right.error < 0.6
 
 
 @pytest.mark.parametrize("scale", [0.3, 1.7])
@@ -251,6 +262,30 @@ def test_a_metric_does_not_judge_what_rounding_hides(tmp_path: Path, monkeypatch
     found = verify_sensitive(tmp_path, monkeypatch, 1.0, "judge")
     assert found.outcome is Outcome.NOT_COMPARABLE
     assert "rounding" in found.reason
+    assert found.is_hidden_by_rounding
+
+
+def keep_first_answer(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call that answers each later one as the first."""
+    kept: list[torch.Tensor] = []
+
+    def answer(x: torch.Tensor) -> torch.Tensor:
+        if not kept:
+            kept.append(call(x))
+        return kept[0].clone()
+
+    return answer
+
+
+def test_an_answer_that_no_longer_depends_on_its_input_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = verify_sensitive(tmp_path, monkeypatch, 1.0, None, change=keep_first_answer)
+    assert found.outcome is Outcome.FAIL
+    assert "0.6 is allowed" in found.reason
+
+
+def test_a_model_that_keeps_state_is_not_left_to_the_tolerance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = verify_sensitive(tmp_path, monkeypatch, 1.0, None, traits=frozenset({Trait.STATEFUL}))
+    assert found.outcome is Outcome.NOT_COMPARABLE
     assert found.is_hidden_by_rounding
 
 

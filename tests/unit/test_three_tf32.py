@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,9 @@ import torch
 from torchwise._torch import inductor
 from torchwise.compile import three_tf32
 from torchwise.compile.backends.inductor import graph_compiler
-from torchwise.errors import UnsupportedError
+from torchwise.compile.inductor_patches import note_in_keys
+from torchwise.diagnose.bisect.isolate import is_plain
+from torchwise.errors import PlanError, UnsupportedError
 from torchwise.plan import Plan
 
 CHOSEN = "ATEN,TRITON,TF32X3"
@@ -24,11 +27,11 @@ PLAN = Plan(backend="inductor", options=((three_tf32.OPTION, CHOSEN),))
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
     """Put PyTorch's own functions back."""
-    template, kernel = inductor.TEMPLATE.get(), inductor.TEMPLATE_KERNEL.get()
-    before = template.generate, kernel.render
+    template, kernel, key = inductor.TEMPLATE.get(), inductor.TEMPLATE_KERNEL.get(), inductor.GRAPH_KEY.get()
+    before = template.generate, kernel.render, key.__init__
     three_tf32.add_to_templates.cache_clear()
     yield
-    template.generate, kernel.render = before
+    template.generate, kernel.render, key.__init__ = before
     three_tf32.add_to_templates.cache_clear()
 
 
@@ -117,7 +120,7 @@ def test_a_kernel_is_written_by_its_parameter_alone(patched: tuple[type[Template
     kernel, text = patched[1](), Text("acc += tl.dot(a, b, allow_tf32=ALLOW_TF32)")
     assert kernel.render(text, {"ALLOW_TF32": False}) == "acc += tl.dot(a, b, allow_tf32=ALLOW_TF32)"
     assert kernel.render(text, {"ALLOW_TF32": '"tf32x3"'}, True) == "acc += tl.dot(a, b, input_precision=ALLOW_TF32)"
-    with pytest.raises(UnsupportedError, match="is for kernels with allow_tf32=ALLOW_TF32"):
+    with pytest.raises(NotImplementedError, match="no allow_tf32=ALLOW_TF32"):
         kernel.render(Text("acc += tl.dot(a, b)"), {"ALLOW_TF32": '"tf32x3"'})
 
 
@@ -146,6 +149,41 @@ def test_a_plan_with_it_patches_pytorch_and_times_products(monkeypatch: pytest.M
     assert inductor.TEMPLATE.get().generate is not before
     graph_compiler(Plan(backend="inductor", options=((three_tf32.OPTION, CHOSEN), ("max_autotune_gemm", False))))
     assert seen[1]["max_autotune_gemm"] is False, "as the plan says"
+
+
+def test_bisect_knows_that_these_kernels_are_not_pytorch_s() -> None:
+    assert is_plain(Plan(backend="inductor", options=(("max_autotune_gemm", True),)))
+    assert not is_plain(PLAN)
+
+
+def test_it_is_for_float32_alone() -> None:
+    for precision in ("tf32", "bf16", "autocast_bf16"):
+        with pytest.raises(PlanError, match="has TF32X3, which computes float32 products, but precision is"):
+            replace(PLAN, precision=precision)
+
+
+def test_without_triton_it_is_refused() -> None:
+    plan = Plan(backend="inductor", options=((three_tf32.OPTION, "ATEN,TF32X3"),))
+    with pytest.raises(UnsupportedError, match="name TRITON as well"):
+        graph_compiler(plan)
+
+
+def test_keys_of_compiled_code_note_the_patch() -> None:
+    three_tf32.add_to_templates()
+
+    class Details:
+        def __init__(self) -> None: ...
+
+    note_in_keys(Details, three_tf32.NOTE, three_tf32._is_configured)
+    assert not hasattr(Details(), three_tf32.NOTE)
+    with inductor.patch_config({three_tf32.OPTION: CHOSEN}):
+        assert hasattr(Details(), three_tf32.NOTE)
+
+
+def test_templates_that_pytorch_writes_otherwise_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(three_tf32, "BEFORE", "another_name=ALLOW_TF32")
+    with pytest.raises(UnsupportedError, match=r"needs kernels with another_name=ALLOW_TF32, which torch .* not write"):
+        graph_compiler(PLAN)
 
 
 def test_other_plans_leave_pytorch_as_it_is() -> None:

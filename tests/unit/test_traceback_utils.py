@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 
-from torchwise.runtime.dispatch import pop_traceback
+from torchwise.errors import pop_traceback
 
 
 class Large: ...

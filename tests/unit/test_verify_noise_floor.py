@@ -188,6 +188,17 @@ def test_chaos_is_not_comparable(step: Call, steps: int, size: int, far: float, 
         assert "rounding alone moves it" in verdict.reason
 
 
+def test_another_reason_comes_before_one_that_rounding_hides() -> None:
+    roll, x = rollout(logistic, 60), 0.1 + 0.5 * torch.rand(100, 1, generator=torch.Generator().manual_seed(0))
+    hidden = verify_candidate(roll, lambda x: roll(x * 1.001), x)
+    assert hidden.is_hidden_by_rounding
+    beside: dict[str, Any] = {"a generator": lambda: (one for one in ()), "a number": lambda: 3}
+    for name, make in beside.items():
+        found = verify_candidate(lambda x: (roll(x), make()), lambda x: (roll(x * 1.001), make()), x)  # noqa: B023
+        assert found.outcome is Outcome.NOT_COMPARABLE
+        assert found.is_hidden_by_rounding == (name == "a number"), found.reason
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 def test_a_short_rollout_is_compared(dtype: torch.dtype) -> None:
     x = torch.rand(100, dtype=dtype, generator=torch.Generator().manual_seed(0))

@@ -64,6 +64,8 @@ PDL_WAIT = PrivateName("torch._inductor.codegen.triton", "TritonKernel.GDC_WAIT"
 TEMPLATE = PrivateName("torch._inductor.select_algorithm", "TritonTemplate")
 """A kernel of products or convolutions in which launch parameters are still open."""
 GENERATE = PrivateName("torch._inductor.select_algorithm", "TritonTemplate.generate")
+TEMPLATE_KERNELS = PrivateName("torch._inductor.kernel", "mm")
+"""The module of products, beside whose file the folder of templates is."""
 TEMPLATE_KERNEL = PrivateName("torch._inductor.select_algorithm", "TritonTemplateKernel")
 RENDER = PrivateName("torch._inductor.select_algorithm", "TritonTemplateKernel.render")
 """Writes the kernel of a template with these parameters."""

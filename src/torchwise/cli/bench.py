@@ -67,6 +67,7 @@ SuiteFile = Annotated[
 Sizes = Annotated[
     list[str] | None,
     typer.Option(
+        "--size",
         metavar="SIZE",
         help="small, medium, large or extreme. May be repeated. [default: medium]",
         autocompletion=complete("small", "medium", "large", "extreme"),
@@ -82,14 +83,19 @@ Contenders = Annotated[
 ]
 SearchBudget = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", help="Seconds of each search of Torchwise.", show_default="those of the effort"),
+    typer.Option(
+        "--search-budget",
+        metavar="SECONDS",
+        help="Seconds of each search of Torchwise.",
+        show_default="those of the effort",
+    ),
 ]
 NoWarm = Annotated[
     bool, typer.Option("--no-warm", help="Skip the second start that measures the first call with warm caches.")
 ]
 Export = Annotated[
     list[Path] | None,
-    typer.Option(metavar="FILE", help="Write the results to a .json, .csv or .md file. May be repeated."),
+    typer.Option("--export", metavar="FILE", help="Write the results to a .json, .csv or .md file. May be repeated."),
 ]
 Resume = Annotated[
     Path | None,

@@ -36,6 +36,7 @@ def save(
     max_size: Annotated[
         str | None,
         typer.Option(
+            "--max-size",
             metavar="SIZE",
             help="Maximum total size of the artifacts in a folder, such as 10GiB. The least recently used are removed.",
             show_default="none, nothing is removed",

@@ -38,7 +38,10 @@ def explain(
     mode: Mode = "inference",
     device: Device = "",
     calls: Annotated[
-        int, count_option("Expected number of calls over the lifetime of a process, to weigh savings that occur once.")
+        int,
+        count_option(
+            "--calls", "Expected number of calls over the lifetime of a process, to weigh savings that occur once."
+        ),
     ] = DEFAULT_CALLS,
     budget: Annotated[float | None, budget_option("none, but 45 for fixes")] = None,
     fixes: Annotated[

@@ -82,6 +82,7 @@ def check(
     against_torch: Annotated[
         list[str] | None,
         typer.Option(
+            "--against-torch",
             metavar="VERSION",
             help="Check on this version of PyTorch before an upgrade. An environment with it is made once, in the "
             "user's cache. Several are possible.",
@@ -91,6 +92,7 @@ def check(
     against_python: Annotated[
         list[str] | None,
         typer.Option(
+            "--against-python",
             metavar="PATH",
             help="The same, with the interpreter of an environment of your own that has another PyTorch.",
             show_default="none",
@@ -99,12 +101,16 @@ def check(
     python: Annotated[
         str | None,
         typer.Option(
-            metavar="PATH", help="Make such environments with this interpreter.", show_default="this interpreter"
+            "--python",
+            metavar="PATH",
+            help="Make such environments with this interpreter.",
+            show_default="this interpreter",
         ),
     ] = None,
     public: Annotated[
         list[str] | None,
         typer.Option(
+            "--public",
             metavar="TARGET",
             help="Also check this function or model there, which needs no lock: its answers must be those of here. "
             "A factory gives its inputs, as for other commands. May be repeated.",

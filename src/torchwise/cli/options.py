@@ -89,14 +89,14 @@ def read_count(text: str | int) -> int:
     return found
 
 
-def count_option(help: str, show_default: bool | str = True) -> Any:
-    """Return an option for a whole number."""
-    return typer.Option(help=help, parser=read_count, metavar="N", show_default=show_default)
+def count_option(name: str, help: str, show_default: bool | str = True) -> Any:
+    """Return an option of this name for a whole number."""
+    return typer.Option(name, help=help, parser=read_count, metavar="N", show_default=show_default)
 
 
-Calls = Annotated[int, count_option("Expected number of calls over the lifetime, such as 1e6.")]
+Calls = Annotated[int, count_option("--calls", "Expected number of calls over the lifetime, such as 1e6.")]
 Restarts = Annotated[
-    int, count_option("Expected process starts over the lifetime. Each takes the time of a warm compile.")
+    int, count_option("--restarts", "Expected process starts over the lifetime. Each takes the time of a warm compile.")
 ]
 Allow = Annotated[
     str,
@@ -116,6 +116,7 @@ Tolerance = Annotated[
 Metric = Annotated[
     str | None,
     typer.Option(
+        "--metric",
         metavar="FUNCTION",
         help="Judge them by module:function or file.py:function, which takes the model and returns its quality. Or by "
         "distribution, without --tolerance: the outputs of a model that draws random numbers keep theirs.",
@@ -125,6 +126,7 @@ Metric = Annotated[
 Require = Annotated[
     list[str] | None,
     typer.Option(
+        "--require",
         metavar="PROPERTY",
         help="Choose only a plan with this property of its answers' bits: deterministic (equal calls give equal bits, "
         "also in another process), batch-invariant (a sample's answer depends neither on the other samples nor on "
@@ -225,6 +227,7 @@ PLAN_HELP = (
 TryPlans = Annotated[
     list[str] | None,
     typer.Option(
+        "--plan",
         metavar="PLAN",
         help=f"Plan to try instead of searching: {PLAN_HELP} May be repeated.",
         autocompletion=complete_plan,

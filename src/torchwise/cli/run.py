@@ -82,6 +82,7 @@ def run(
     calls: Annotated[
         int | None,
         opt.count_option(
+            "--calls",
             "Expected number of calls over the lifetime, such as 1e6, of the module with the most time. The others get "
             "theirs in proportion.",
             show_default="as in this run, at each start",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MemoryLimit = Annotated[
     str | None,
     typer.Option(
+        "--memory-limit",
         metavar="SIZE",
         help="Maximum peak memory of a call, besides weights and inputs, such as 2GB or 2GiB. Without a unit, in GiB.",
         show_default="none",

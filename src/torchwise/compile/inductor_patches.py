@@ -48,7 +48,7 @@ def wait_first() -> None:
     """
     check(WHO, (inductor.FILTER_PDL, inductor.ENABLE_PDL, inductor.PDL_WAIT))
     _write_waits(inductor.TRITON_KERNEL.get(WHO))
-    _note_in_keys(inductor.GRAPH_KEY.get(WHO), "kernels_wait_once_and_first", _is_pdl_enabled)
+    note_in_keys(inductor.GRAPH_KEY.get(WHO), "kernels_wait_once_and_first", _is_pdl_enabled)
 
 
 def _write_waits(kernel: Any) -> None:
@@ -64,7 +64,8 @@ def _write_waits(kernel: Any) -> None:
     kernel._filter_pdl = insert_wait
 
 
-def _note_in_keys(details: Any, note: str, is_true: Callable[[], bool]) -> None:
+def note_in_keys(details: Any, note: str, is_true: Callable[[], bool]) -> None:
+    """Have the keys of compiled code (the class `details`) differ by a note where something is true."""
     make = details.__init__
 
     def init_with_note(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -111,7 +112,7 @@ def _can_leave_out_checks() -> bool:
             write(self)
 
     wrapper.codegen_input_size_asserts = write_unless_left_out
-    _note_in_keys(details, "caller_checks_inputs", lambda: _compiling.leaves_out_checks)
+    note_in_keys(details, "caller_checks_inputs", lambda: _compiling.leaves_out_checks)
     return True
 
 

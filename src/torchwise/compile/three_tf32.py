@@ -2,36 +2,62 @@
 
 TF32 keeps 10 bits of a mantissa. Each float32 number is the sum of one TF32 number and a rest, which is rounded to a
 second one. Three products of such parts, summed in float32, have the error of a product in float32: 1.4e-7 of the
-result where cuBLAS has 1.5e-7 (262,144 × 256 × 256 on an H200). Tensor cores are so much faster that three products
-took 0.64 of cuBLAS's time there. CUTLASS names it 3xTF32 (its example 27), and Triton "tf32x3", a value of
-`input_precision` of `tl.dot`.
+result where cuBLAS has 1.5e-7 (262,144 × 256 × 256 on an H200). That is so for numbers far from the ends of float32's
+range. Tensor cores are so much faster that three products took 0.64 of cuBLAS's time there. CUTLASS names it 3xTF32
+(its example 27), and Triton "tf32x3", a value of `input_precision` of `tl.dot`.
 
 Inductor's templates pass `allow_tf32` instead, which is yes or no. So a further name of a backend in its option
-`max_autotune_gemm_backends` has them pass the precision. Inductor ignores a name that it does not know, but the option
-is part of its keys of compiled code. Its autotuning then chooses between these kernels and cuBLAS, or cuDNN, by time.
-Where the program itself allows TF32, kernels stay as they are.
+`max_autotune_gemm_backends` has them pass the precision. Inductor ignores a name that it does not know. Its autotuning
+then chooses between these kernels and cuBLAS by time. Where the program itself allows TF32, kernels stay as they are.
+Keys of compiled code have the option, and a note of this patch.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from torchwise._torch import inductor
 from torchwise._torch.private_name import check
+from torchwise.compile.inductor_patches import note_in_keys
 from torchwise.errors import UnsupportedError
 
 NAME = "TF32X3"
-"""The name of the backend. Its kernels come from Triton, which must be named, too."""
+"""The name of the backend."""
+TRITON = "TRITON"
+NOTE = "float32_products_of_three_tf32_1"
+"""The note in keys of compiled code. Its number changes with the kernels."""
+MAIN_TEMPLATE = "triton_mm.py.jinja"
+"""The file of the template of most products."""
 OPTION = "max_autotune_gemm_backends"
 WHO = f"{NAME} in Inductor's {OPTION}"
 PARAMETER = "ALLOW_TF32"
 IN_THREE = '"tf32x3"'
 """The value of the parameter, as it is written into a kernel."""
 BEFORE, AFTER = f"allow_tf32={PARAMETER}", f"input_precision={PARAMETER}"
+
+
+def complete(options: dict[str, Any]) -> None:
+    """If options of Inductor name the backend, have templates multiply so, and add the options that it needs.
+
+    Convolutions are left to libraries, for which PyTorch allows TF32 by default. But Inductor makes products of those
+    of one point in layout channels-last.
+
+    Raises:
+        UnsupportedError: Triton is not named, or this torch writes such kernels in another way.
+    """
+    if is_chosen(options):
+        if TRITON not in _list_names(options[OPTION]):
+            raise UnsupportedError(
+                f"{OPTION} is {options[OPTION]!r}, but the kernels of {NAME} are Triton's: name {TRITON} as well"
+            )
+        add_to_templates()
+        options.setdefault("max_autotune_gemm", True)
+        options.setdefault("max_autotune_conv_backends", "ATEN")
 
 
 def is_chosen(options: Mapping[str, Any]) -> bool:
@@ -50,8 +76,12 @@ def add_to_templates() -> None:
     Raises:
         UnsupportedError: this torch writes such kernels in another way.
     """
-    check(WHO, (inductor.GENERATE, inductor.RENDER))
+    check(WHO, (inductor.GENERATE, inductor.RENDER, inductor.GRAPH_KEY))
+    folder = Path(str(inductor.TEMPLATE_KERNELS.get(WHO).__file__)).parent / "templates"
+    if BEFORE not in (folder / MAIN_TEMPLATE).read_text():
+        raise UnsupportedError(f"{WHO} needs kernels with {BEFORE}, which torch {torch.__version__} does not write")
     patch_templates(inductor.TEMPLATE.get(WHO), inductor.TEMPLATE_KERNEL.get(WHO))
+    note_in_keys(inductor.GRAPH_KEY.get(WHO), NOTE, _is_configured)
 
 
 def patch_templates(template: Any, kernel: Any) -> None:
@@ -82,7 +112,7 @@ class _InThree:
         """Return the text of the kernel."""
         text: str = self._template.render(**parameters)
         if BEFORE not in text:
-            raise UnsupportedError(f"{WHO} is for kernels with {BEFORE}, which torch {torch.__version__} lacks")
+            raise NotImplementedError(f"no {BEFORE} in this kernel")  # by which Inductor drops it alone
         return text.replace(BEFORE, AFTER)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ from torchwise.compile.cuda_graphs.graph_pool import collect_garbage
 from torchwise.compile.guards.varying_values import ChangedModelError
 from torchwise.compile.recompiles import RecompileLimitError, Recompiles
 from torchwise.compile.signature import forget_oldest
-from torchwise.errors import InputError, UnsupportedError
+from torchwise.errors import InputError, UnsupportedError, pop_traceback
 from torchwise.records import Decision
 from torchwise.runtime.call_guard import CallGuard, Known, VerifiedInputs, is_of, may_need_gradients, recognize_by
 from torchwise.runtime.circuit_breaker import FROZEN_CHANGED, PlanCircuits
@@ -115,10 +114,7 @@ class Dispatcher(Served):
         self._changed = find_change or CallGuard(original, inference=self._inference).make_check()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Answer as the original does. `benchmarks/dispatch.py` measures the time that this adds to the plan's own.
-
-        Compiled checks, if there are any, take the usual call in the same order (`_torch/native/served.h`).
-        """
+        """Answer as the original does. Compiled checks, if any, take usual calls alike (`_torch/native/served.h`)."""
         refusal = self._refusal
         if refusal is not None:
             if self.is_eager_only:
@@ -152,7 +148,10 @@ class Dispatcher(Served):
 
     def answer_after_failure(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call at which the plan failed when compiled code called it (`_torch/native/served.h`)."""
-        return self._handle_failure(error, signature_of(args, kwargs), args, kwargs)
+        try:
+            raise error
+        except Exception as raised:  # so that it is the context of an error of the original
+            return self._handle_failure(raised, signature_of(args, kwargs), args, kwargs)
 
     def can_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:
         """Return why the original would answer such a call now, or None if the plan may."""
@@ -389,17 +388,3 @@ class Dispatcher(Served):
         if key in self._served:
             return self._writes.may_go_on(key, args, kwargs)
         return self._writes.is_verified(key, specify_inputs(Example(args, kwargs)), args, kwargs)
-
-
-def pop_traceback(error: BaseException) -> str:
-    """Take the frames from an error and from its causes. Return their traceback as text, for a log.
-
-    Frames hold tensors, and the code that was run, with weights that may be frozen into it.
-    """
-    text = "\n" + "".join(traceback.format_exception(error))
-    current: BaseException | None = error
-    while current is not None:
-        next_error = current.__cause__ or current.__context__
-        current.__traceback__ = current.__cause__ = current.__context__ = None  # so that a circle ends, too
-        current = next_error
-    return text

@@ -22,7 +22,7 @@ from torchwise.errors import UnsupportedError
 from torchwise.measure.profile import profile_of
 from torchwise.plan import EAGER, Plan, Trait
 from torchwise.plan.space import choices_of
-from torchwise.records import Check, Costs, Measurement, Outcome, Verdict, WorkerStage
+from torchwise.records import Costs, Measurement, Outcome, Verdict, WorkerStage
 from torchwise.records.trial import NOTHING_COMPILED
 from torchwise.trial.candidate import Candidate
 from torchwise.trial.error_origin import run_checks
@@ -121,23 +121,9 @@ class Experiment:
             lambda: verify(subject, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s),
             lambda: verify(plain, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s),
         )
-        is_left = found.is_hidden_by_rounding and self._is_held_to_an_error()
-        if (
-            not subject.is_quantized
-            or judge is None
-            or whole is None
-            or (found.outcome is not Outcome.PASS and not is_left)
-        ):
-            return Verdict((*judged.checks, *found.checks))
-        # What a rounding to few bits moves is granted to the rest, so the whole plan is held to the user's limit, too.
-        # Where that rounding would hide a wrong answer, the user's limit is what is left to judge the plan by.
-        last = judge.judge(whole).checks
-        return Verdict((*judged.checks, *map(_leave_to_tolerance, found.checks), *last))
-
-    def _is_held_to_an_error(self) -> bool:
-        """Whether the user's tolerance is an error of the answers, and of nothing that is made of them."""
-        spec = self._job.workload
-        return spec.tolerance is not None and spec.metric is None and self.harness.mode == "inference"
+        if subject.is_quantized and judge and whole:
+            found = judge.judge_whole(found, whole)
+        return Verdict((*judged.checks, *found.checks))
 
     def _verify_step(self, runner: StepRunner, stage: Callable[[str], None]) -> Verdict:
         effort, is_stochastic = self._job.effort, Trait.STOCHASTIC in self._job.traits
@@ -238,14 +224,6 @@ def start_candidate(candidate: Candidate, harness: Harness) -> Calls:
     calls = harness.runners(candidate.build(harness.subject(), harness))
     harness.first_calls(calls)
     return calls
-
-
-def _leave_to_tolerance(check: Check) -> Check:
-    """Pass a check that rounding hides an error from: the whole plan is held to the user's tolerance after it."""
-    if check.outcome is Outcome.PASS:
-        return check
-    detail = f"{check.detail}: the tolerance alone judges the plan, as a whole"
-    return replace(check, outcome=Outcome.PASS, detail=detail)
 
 
 def copy_answers(call: Callable[..., Any]) -> Callable[..., Any]:

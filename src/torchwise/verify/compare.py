@@ -166,16 +166,19 @@ def _values(sides: Sides, epsilon: float | None, moved: Sensitivity) -> Check:
             )
             if judged.outcome is Outcome.FAIL:
                 return check
-            undecided = undecided or check
+            if undecided is None or undecided.cause == CheckCause.HIDDEN_BY_ROUNDING:
+                undecided = check
         count += 1
         key = judged.usual.rms < BLIND, judged.errors.rms  # the error of a tensor that is all rounding says nothing
         if worst is None or key > (normal.rms < BLIND, worst.rms):
             worst, normal, limit = judged.errors, judged.usual, judged.limit
-    # Reported last: comparable values may be wrong, which says more.
+    # Reported last: comparable values may be wrong, which says more. A value that rounding hides may be left to a
+    # tolerance, so any other reason comes before it.
+    is_hidden = undecided is not None and undecided.cause == CheckCause.HIDDEN_BY_ROUNDING
+    if unseen and (undecided is None or is_hidden):
+        return Check(CheckName.VALUES, Outcome.NOT_COMPARABLE, unseen)
     if undecided:
         return undecided
-    if unseen:
-        return Check(CheckName.VALUES, Outcome.NOT_COMPARABLE, unseen)
     if worst is None:
         return Check(CheckName.VALUES, Outcome.PASS, "every value is equal (there is no tensor among them)")
     compared_with = "the float64 reference" if has_reference else "eager (there is no float64 reference)"

@@ -201,17 +201,16 @@ def very_first(answers: Sequence[FirstAnswer]) -> tuple[int, Observation] | None
     return min(answered, key=lambda one: one[0])[1:] if answered else None
 
 
-def check_first(first: Observation, later: Observation, error: float) -> Check:
-    """Compare the answer of a first call with that of a later one, which was found right with this error.
+def check_first(first: Observation, later: Observation, error: float, *, is_right: bool = True) -> Check:
+    """Compare the answer of a first call with that of a later one, which has this error.
 
-    Both are on the same inputs and from the same state.
+    Both are on the same inputs and from the same state. `is_right` is whether the later answer was found right.
     """
+    later_ones = "of later ones it is right" if is_right else "unlike those of later ones"
     known = dict(later.leaves)
     for name, leaf in first.leaves:
         if found := differs(leaf, known.get(name), error):
-            return Check(
-                CheckName.FIRST_CALL, Outcome.FAIL, f"of the first call {name} {found}, of later ones it is right"
-            )
+            return Check(CheckName.FIRST_CALL, Outcome.FAIL, f"of the first call {name} {found}, {later_ones}")
     return Check(CheckName.FIRST_CALL, Outcome.PASS, "the first call answers as later ones do")
 
 

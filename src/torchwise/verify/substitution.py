@@ -111,8 +111,10 @@ class SubstitutionJudge:
     ) -> None:
         assert spec.permits_change, "otherwise nothing is replaced"
         self._original, self._tolerance, self._is_training = workload.call, spec.tolerance, spec.mode == "training"
+        self._is_stateful = is_stateful
         can_draw = workload.reseed is not None and extra_draws > 0
         self._examples = draws(workload, extra_draws) if can_draw else workload.examples
+        self._draw_all = partial(draws, workload, extra_draws)
         has_function = spec.metric is not None and spec.metric != DISTRIBUTION
         self._metric = _remember(find_factory(str(spec.metric)), workload.call) if has_function else None
         self._check_distribution = partial(
@@ -123,20 +125,49 @@ class SubstitutionJudge:
             is_stateful=is_stateful,
         )
 
-    def judge(self, substituted: Callable[..., Any], share: float = 1.0) -> Verdict:
-        """Return the verdict on a model in the original's place, which may use up a share of the tolerance, if any."""
+    def judge(self, substituted: Callable[..., Any], share: float = 1.0, *, on_shuffled: bool = False) -> Verdict:
+        """Return the verdict on a model in the original's place.
+
+        Args:
+            substituted: the model.
+            share: the share of the tolerance, if there is one, that it may use up.
+            on_shuffled: whether the examples of a workload that draws none of its own are also judged with shuffled
+                values. An answer that no longer depends on its input is right for the example alone.
+        """
         with kept_state((self._original, substituted)):
             if self._tolerance is None:
                 return Verdict((self._check_distribution(substituted),))
             checks = check_substitution(
                 self._original,
                 substituted,
-                self._examples,
+                self._draw_all() if on_shuffled else self._examples,
                 share * self._tolerance,
                 self._metric,
                 training=self._is_training,
             )
             return Verdict(tuple(checks))
+
+    def judge_whole(self, found: Verdict, plan: Callable[..., Any]) -> Verdict:
+        """Return the verdict on a plan with numbers of few bits that was found so beside its own form in eager.
+
+        The effects of a rounding to few bits are granted to the rest, so the plan as a whole is held to the user's
+        limit, too. Where that rounding would hide a wrong answer, nothing is left to judge the plan by but a tolerance
+        for the error of single answers: without a metric, gradients or state.
+        """
+        is_of_answers = self._tolerance is not None and self._metric is None
+        is_left = found.is_hidden_by_rounding and is_of_answers and not (self._is_training or self._is_stateful)
+        if found.outcome is not Outcome.PASS and not is_left:
+            return found
+        last = self.judge(plan, on_shuffled=is_left)
+        return Verdict((*map(_leave_to_tolerance, found.checks), *last.checks))
+
+
+def _leave_to_tolerance(check: Check) -> Check:
+    """Pass a check from which rounding hides errors. Its own error is of that rounding, and not of the plan."""
+    if check.outcome is Outcome.PASS:
+        return check
+    detail = f"left to the tolerance, which judges the whole plan: {check.detail}"
+    return replace(check, outcome=Outcome.PASS, detail=detail, error=None, floor=None)
 
 
 def _remember(metric: Metric, original: Callable[..., Any]) -> Metric:

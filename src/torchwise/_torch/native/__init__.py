@@ -156,11 +156,11 @@ def make_replay(
 
     Args:
         otherwise: answers all other calls.
-        again: answers a call, under the lock, whose replay is void because the module changed.
+        again: answers a call under the lock, if the module turns out to have changed after a replay.
         guard: has `is_unchanged` and `has_changed` of the module (`ModuleGuard`).
         lock: is held during a replay.
         holder: a list, whose one entry says which thread holds the lock.
-        facts: all that must hold for a replay.
+        facts: all that must hold for a replay: the stream, the GPU, and that nobody records a graph.
     """
     checks = load_checks()
     if checks is None:

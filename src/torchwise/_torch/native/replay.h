@@ -141,7 +141,9 @@ PyObject* pack_outputs(const Recording& known, Outputs& outputs) {
 }
 
 // Answer a call, or return nothing where Python has to: then nothing has been launched. Null is an error.
-std::optional<PyObject*> replay_in_place(Replay& self, const Recording& known, PyObject* const* given, size_t count) {
+std::optional<PyObject*> replay_in_place(Replay& self, std::shared_ptr<Recording>& known_here, PyObject* const* given,
+                                         size_t count) {
+  const Recording& known = *known_here;
   if (!std::all_of(self.facts.begin(), self.facts.end(), holds)) return std::nullopt;
   Ref settled(PyObject_CallNoArgs(known.settled.get()));
   if (settled.get() != Py_True) return std::nullopt;
@@ -155,7 +157,13 @@ std::optional<PyObject*> replay_in_place(Replay& self, const Recording& known, P
   if (!known.checks_first) {  // while the GPU works
     Ref unchanged = ask_guard(self);
     if (!unchanged) return nullptr;
-    if (unchanged.get() != Py_True) return PyObject_Vectorcall(self.again, given, count, nullptr);
+    if (unchanged.get() != Py_True) {
+      launched = Ref();  // nothing may hold the graphs that Python drops now: their memory is for the new ones
+      graph = Ref();
+      outputs.clear();
+      known_here.reset();
+      return PyObject_Vectorcall(self.again, given, count, nullptr);
+    }
   }
   if (known.lends) return Py_NewRef(PyTuple_GET_ITEM(graph.get(), 1));
   return pack_outputs(known, outputs);
@@ -170,12 +178,14 @@ PyObject* call_replay(PyObject* object, PyObject* const* given, size_t flags, Py
     std::optional<PyObject*> answer;
     try {
       Turn turn(*self);
-      if (turn.is_held()) answer = replay_in_place(*self, *known, given, static_cast<size_t>(count));
+      if (turn.is_held()) answer = replay_in_place(*self, known, given, static_cast<size_t>(count));
     } catch (const std::exception&) {  // a tensor without memory
     }
     if (answer) return *answer;
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) return nullptr;  // such as an interrupt
     PyErr_Clear();  // Python meets the same error, if it is one
   }
+  known.reset();  // or it would hold what Python may drop
   return PyObject_Vectorcall(self->otherwise, given, flags, keywords);
 }
 

@@ -45,7 +45,7 @@ bool count_answer(PyObject* statistics) {
   return more && PyObject_SetAttr(statistics, served_names.optimized, more.get()) == 0;
 }
 
-// Have Python answer after an error of the plan, as within an `except` block.
+// Have Python answer after an error of the plan.
 PyObject* answer_after_failure(PyObject* served, PyObject* args, PyObject* named) {
   if (!PyErr_ExceptionMatches(PyExc_Exception)) return nullptr;
   PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
@@ -54,12 +54,8 @@ PyObject* answer_after_failure(PyObject* served, PyObject* args, PyObject* named
   if (trace != nullptr) PyException_SetTraceback(value, trace);
   Py_XDECREF(type);
   Py_XDECREF(trace);
-  Ref error(value), before(PyErr_GetHandledException());
-  PyErr_SetHandledException(error.get());
-  PyObject* answer =
-      PyObject_CallMethodObjArgs(served, served_names.handle_failure, error.get(), args, named, nullptr);
-  PyErr_SetHandledException(before.get());
-  return answer;
+  Ref error(value);
+  return PyObject_CallMethodObjArgs(served, served_names.handle_failure, error.get(), args, named, nullptr);
 }
 
 // Whether the plan of `served` may answer a call now, and without being timed. `call` is what answers then.

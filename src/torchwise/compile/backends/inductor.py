@@ -136,10 +136,7 @@ def _options(plan: Plan) -> dict[str, Any]:
         options[option] = graph_pass
     if options.get(inductor_patches.OPTION) or inductor.CONFIG.get().triton.enable_pdl:  # or the user's own setting
         inductor_patches.wait_first()
-    if three_tf32.is_chosen(options):
-        three_tf32.add_to_templates()
-        options.setdefault("max_autotune_gemm", True)
-        options.setdefault("max_autotune_conv_backends", "ATEN")  # PyTorch's default is TF32 for convolutions
+    three_tf32.complete(options)
     check_options(options)
     return options
 

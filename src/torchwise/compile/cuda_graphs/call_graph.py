@@ -211,7 +211,7 @@ class CapturedCall:
                 "the call replaces tensors, submodules, attributes or the training mode of its own module, and a "
                 "replay would not do so"
             )
-        if key not in hosts:
+        if key not in hosts and isinstance(replays, Replays):  # others record more later, perhaps with such values
             replays.settled = settings  # which is in C++
         self._writes_state = self._writes_state or now != versions or None in now
         self._guard.take_snapshot()  # limited to the attributes that the call reads, which are known by now

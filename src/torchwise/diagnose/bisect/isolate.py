@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
+from torchwise.compile import three_tf32
 from torchwise.diagnose.bisect.probe_runner import Option, Probe, ProbeResult, ProbeRunner
 from torchwise.plan import Plan
 from torchwise.plan.rules import iter_changes
@@ -117,8 +118,10 @@ def describe_choice(choice: tuple[str, object]) -> str:
 
 
 def is_plain(plan: Plan) -> bool:
-    """Return whether a plan is only `torch.compile` with options."""
+    """Return whether a plan is only `torch.compile` with options that PyTorch knows."""
     changed = {name for name, _ in iter_changes(plan)}
+    if three_tf32.is_chosen(dict(plan.options)):
+        return False
     return plan.backend == "inductor" and changed <= {"backend", "mode", "options", "shapes"}
 
 

@@ -1,16 +1,33 @@
 """The compiler Inductor: its modes in `torch.compile`, and the options that are worth a trial of their own."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.numerics import Numerics
 from torchwise.plan.trait import Trait
+
+if TYPE_CHECKING:
+    from torchwise.plan.plan import Plan
 
 ON_INDUCTOR = (("backend", "inductor"),)
 # Its kernels fuse and tile, so that sums are made in another order.
 inductor_mode = partial(Choice, "mode", numerics=Numerics.SAME_PRECISION, requires=ON_INDUCTOR)
 inductor_option = partial(Choice, "options", numerics=Numerics.SAME_PRECISION, requires=ON_INDUCTOR)
 triton_option = partial(inductor_option, devices=("cuda",), complexity=1)
+
+
+def find_problems_of_three_tf32(plan: Plan) -> Iterator[str]:
+    """Yield the reasons why float32 products as three TF32 products mean nothing in a plan."""
+    if plan.precision != "native":
+        yield (
+            f"max_autotune_gemm_backends has TF32X3, which computes float32 products, but precision is "
+            f"{plan.precision!r}, in which there are none"
+        )
+
 
 register(
     Choice(
@@ -89,13 +106,17 @@ register(
     ),
     triton_option(
         ("max_autotune_gemm_backends", "ATEN,TRITON,TF32X3"),
-        summary="Inductor picks each float32 product by timing kernels of libraries and of its own, and these compute "
-        "it as three TF32 products, which are as exact (3xTF32)",
+        summary="Inductor picks each float32 product by timing kernels of libraries and of its own. Its own compute "
+        "three TF32 products, which are as exact (3xTF32)",
         required_traits=(Trait.GEMM, Trait.FLOAT32),
-        compile_factor=4.0,
+        find_problems=find_problems_of_three_tf32,
+        effort="quick",  # nothing of the same precision is as much faster where float32 products take the time
+        compile_factor=6.0,  # some 19 kernels are compiled for each product of another size
         target_cost="gemm",
-        # Time over that of cuBLAS in float32, measured on one H200: 0.64 for 262,144 × 256 × 256 and 4,096 cubed, 0.97
-        # for 512 cubed (benchmarks/results/2026-11-30-h200-three-tf32.txt).
+        # Time over that of the captured plan without it, measured on one H200: 0.68 (transformer_block and
+        # six_layer_transformer of the zoo, large) and 0.71 (a radiance field): gpu-programs-tenth and -eleventh of
+        # 2026-11-30 in benchmarks/results. Products alone: 0.64 of cuBLAS's time for 4,096 cubed, 0.97 for 512 cubed
+        # (three-tf32).
         min_remaining_fraction=0.5,
     ),
     triton_option(
