@@ -2,7 +2,7 @@
 
 Each size is timed with several tiles, of which the two fastest are printed. "turned" is a weight of `nn.Linear`, whose
 rows are the columns of the product. Errors are against float64, over the norm of the result. One TF32 product, which is
-not as exact, shows what is left. Inductor's kernels for the option `max_autotune_gemm_backends` with TF32X3 do as
+not as exact, shows the rest to gain. Inductor's kernels for the option `max_autotune_gemm_backends` with TF32X3 do as
 "tf32x3". In "split" the two parts of the weights are computed before, and only those of the rows in the kernel.
 
 Run it: python benchmarks/three_tf32.py

@@ -13,7 +13,7 @@ FOLDER = Path(str(torchwise.cli.__file__)).parent
 
 
 def list_unnamed(code: str) -> list[int]:
-    """List the lines of options that say what stands for their value, and not their name."""
+    """List the lines of options with a word for their value, and no name."""
     calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
     made = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "Option"]
     valued = [call for call in made if any(keyword.arg == "metavar" for keyword in call.keywords)]

@@ -179,7 +179,7 @@ def enter(kind: type, by_torch: object, served: type, *, has_hooks: bool) -> boo
     Args:
         kind: the class.
         by_torch: the call of a module for which its `_call_impl` will do, or None if none is.
-        served: the class of what answers by a plan (`runtime.dispatch.Dispatcher`), whose subclasses stay in Python.
+        served: the class that answers by a plan (`runtime.dispatch.Dispatcher`), whose subclasses stay in Python.
         has_hooks: whether wrappers have hooks of their own, as modules do, which must be empty.
     """
     checks = load_checks()

@@ -117,7 +117,7 @@ class CapturedCall:
         return compiled
 
     def _list_facts(self) -> Iterator[native.Fact]:
-        """List what must hold for a replay to begin, other than the module: streams, devices and no recording."""
+        """List the conditions of a replay other than the module: the stream, the GPU, and that nobody records."""
         yield self._capturing, (), [False]
         yield self._pool.get_raw_stream, (self._device,), self._pool.last_raw
         yield dispatch.CURRENT_DEVICE.get(), (), [self._device]
@@ -299,7 +299,7 @@ class _Bypass:
         return self._captured._answer(self._key, replays, args, kwargs)
 
     def find_replays(self) -> RecordedAnswers | None:
-        """Return what answers such calls now, and have compiled code answer by it, if it may."""
+        """Return the answers to such calls, and have compiled code give them, if it may."""
         captured, key = self._captured, self._key
         self._replays = replays = captured._graphs.get(key)
         compiled = self.get_compiled()
