@@ -18,7 +18,9 @@ from torchwise.compile.backends.inductor import graph_compiler
 from torchwise.compile.inductor_patches import note_in_keys
 from torchwise.diagnose.bisect.isolate import is_plain
 from torchwise.errors import PlanError, UnsupportedError
-from torchwise.plan import Plan
+from torchwise.plan import Numerics, Plan, Trait
+from torchwise.plan.space import PlanSpace
+from torchwise.trial.inspection import _is_busy_with_products
 
 CHOSEN = "ATEN,TRITON,TF32X3"
 PLAN = Plan(backend="inductor", options=((three_tf32.OPTION, CHOSEN),))
@@ -149,6 +151,26 @@ def test_a_plan_with_it_patches_pytorch_and_times_products(monkeypatch: pytest.M
     assert inductor.TEMPLATE.get().generate is not before
     graph_compiler(Plan(backend="inductor", options=((three_tf32.OPTION, CHOSEN), ("max_autotune_gemm", False))))
     assert seen[1]["max_autotune_gemm"] is False, "as the plan says"
+
+
+@pytest.mark.parametrize(
+    ("shares", "is_busy"),
+    [
+        ({"gemm": 0.9, "launch": 0.1}, True),
+        ({"gemm": 0.9, "launch": 0.9}, False),  # short kernels, with gaps between them
+        ({"gemm": 0.9, "conv": 0.8, "launch": 0.0}, False),
+        ({"gemm": 0.9, "attention": 0.8, "launch": 0.0}, False),
+        ({"gemm": 0.1, "launch": 0.0}, False),
+        ({}, True),  # nothing is known
+    ],
+)
+def test_a_search_tries_it_where_products_take_the_time(shares: dict[str, float], is_busy: bool) -> None:
+    assert _is_busy_with_products(shares) == is_busy
+    found = PlanSpace("cuda", "inference", frozenset({Trait.FLOAT32, Trait.BUSY_PRODUCTS}), Numerics.SAME_PRECISION, "quick")
+    key = ("options", (three_tf32.OPTION, CHOSEN))
+    assert key in {choice.key for choice in found.choices()}
+    for changed in ({"traits": frozenset({Trait.FLOAT32})}, {"device": "cpu"}, {"allow": Numerics.EXACT}):
+        assert key not in {choice.key for choice in replace(found, **changed).choices()}
 
 
 def test_bisect_knows_that_these_kernels_are_not_pytorch_s() -> None:

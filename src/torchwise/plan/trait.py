@@ -32,6 +32,7 @@ class Trait(OpenEnum):
     FLOAT32 = "float32", "computes in float32"
     HALF = "half", "has weights of 16 bits"
     GEMM = "gemm", "spends time in matrix products or convolutions"
+    BUSY_PRODUCTS = "busy_products", "keeps a GPU busy with matrix products for a good part of a call"
     CONV = "conv", "spends time in convolutions of images"
     CONV3D = "conv3d", "spends time in convolutions of volumes"
     COMPLEX = "complex", "computes with complex numbers"

@@ -344,18 +344,20 @@ def _traits(
     has_autocast = bool(workload.step and workload.step.autocast)
     ranks = {t.dim() for t in tensors}
     has_convolutions = shares.get("conv", 1.0) > SIGNIFICANT
+    is_on_gpu = any(t.is_cuda for t in tensors)
     found = {
         Trait.MODULE: module is not None,
         Trait.FLOATING: bool(dtypes),
         Trait.FLOAT32: torch.float32 in dtypes and not has_autocast,
         Trait.HALF: bool(dtypes) and (of_weights or dtypes) <= {torch.bfloat16, torch.float16},
         Trait.GEMM: shares.get("gemm", 1.0) > SIGNIFICANT,
+        Trait.BUSY_PRODUCTS: is_on_gpu and _is_busy_with_products(shares),
         Trait.CONV: has_convolutions and 4 in ranks,
         Trait.CONV3D: has_convolutions and 5 in ranks,
         Trait.REPEATED_BLOCKS: module is not None and has("repeated blocks", find_repeated_blocks),
         Trait.STAGES: module is not None and has("stages", find_stages),
         Trait.PATCHES: module is not None and has_convolutions and has("patches", has_patches),
-        Trait.DEPENDENT_LAUNCH: any(t.is_cuda for t in tensors) and is_hopper(),
+        Trait.DEPENDENT_LAUNCH: is_on_gpu and is_hopper(),
         Trait.STATIC_FORM: has("a static form", lambda _: has_static_form(workload.call)),
         Trait.GROWS: once.grows,
         Trait.SEVERAL_SHAPES: once.grows or len(set(workload.inputs)) > 1,
@@ -364,6 +366,12 @@ def _traits(
     for trait, present in detected.items():
         found[trait] = found.get(trait, False) or present
     return [*once.traits, *(trait for trait, present in found.items() if present)]
+
+
+def _is_busy_with_products(shares: Mapping[str, float]) -> bool:
+    """Whether matrix products alone keep the GPU busy for a good part of a call, as far as a profile tells."""
+    products = shares.get("gemm", 1.0) - shares.get("conv", 0.0) - shares.get("attention", 0.0)
+    return products * (1 - shares.get("launch", 0.0)) > FEW
 
 
 def _notes(workload: Workload, mode: str, once: PlainCall, *, stochastic: bool, unsteady: bool) -> list[str]:
