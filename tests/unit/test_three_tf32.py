@@ -166,7 +166,9 @@ def test_a_plan_with_it_patches_pytorch_and_times_products(monkeypatch: pytest.M
 )
 def test_a_search_tries_it_where_products_take_the_time(shares: dict[str, float], is_busy: bool) -> None:
     assert _is_busy_with_products(shares) == is_busy
-    found = PlanSpace("cuda", "inference", frozenset({Trait.FLOAT32, Trait.BUSY_PRODUCTS}), Numerics.SAME_PRECISION, "quick")
+    found = PlanSpace(
+        "cuda", "inference", frozenset({Trait.FLOAT32, Trait.BUSY_PRODUCTS}), Numerics.SAME_PRECISION, "quick"
+    )
     key = ("options", (three_tf32.OPTION, CHOSEN))
     assert key in {choice.key for choice in found.choices()}
     for changed in ({"traits": frozenset({Trait.FLOAT32})}, {"device": "cpu"}, {"allow": Numerics.EXACT}):
