@@ -216,6 +216,7 @@ def verify_sensitive(
     metric: str | None,
     *,
     change: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    move: Callable[[torch.Tensor], torch.Tensor] = lambda x: x + 1e-3 * torch.sin(1000 * x),
     traits: frozenset[Trait] = frozenset(),
 ) -> Verdict:
     """Verify a plan with whole numbers of a model whose answers they move as much as other roundings would."""
@@ -226,7 +227,7 @@ def verify_sensitive(
     def build_with_other_roundings(self: PlanCandidate, call: Callable[..., Any], harness: Any) -> Callable[..., Any]:
         inner = real(self, call, harness)
         changed = change(inner) if change else inner
-        return lambda x: scale * changed(x + 1e-3 * torch.sin(1000 * x))
+        return lambda x: scale * changed(move(x))
 
     monkeypatch.setattr(PlanCandidate, "build", build_with_other_roundings)
     spec = WorkloadSpec(f"{file}:make", tolerance=0.6, metric=metric and f"{file}:{metric}")
@@ -281,6 +282,23 @@ def test_an_answer_that_no_longer_depends_on_its_input_is_seen(tmp_path: Path, m
     found = verify_sensitive(tmp_path, monkeypatch, 1.0, None, change=keep_first_answer)
     assert found.outcome is Outcome.FAIL
     assert "0.6 is allowed" in found.reason
+
+
+def add_ripple(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call with other answers, as far off as other roundings might be."""
+    return lambda x: (answer := call(x)) + 0.1 * torch.sin(37 * answer)
+
+
+def test_an_example_of_whole_numbers_alone_is_not_left_to_the_tolerance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = SENSITIVE.replace("(torch.randn(16, 64),)", "(torch.arange(16),)")
+    changed = changed.replace(
+        "        for layer", "        x = torch.sin(x[:, None] * torch.arange(64) + 1.0)\n        for layer"
+    )
+    monkeypatch.setitem(globals(), "SENSITIVE", changed)
+    found = verify_sensitive(tmp_path, monkeypatch, 1.0, None, move=lambda x: x, change=add_ripple)
+    assert found.outcome is Outcome.NOT_COMPARABLE, found.reason
 
 
 def test_a_model_that_keeps_state_is_not_left_to_the_tolerance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

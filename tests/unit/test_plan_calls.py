@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -193,6 +195,29 @@ def test_an_error_of_the_plan_is_counted_and_the_original_answers(way: str, capl
     assert statistics.optimized == 1
     assert "the original answers" in caplog.text
     assert "of the plan" in caplog.text, "with its traceback"
+
+
+class Held:
+    """Stands for memory that a failing plan holds in a local variable."""
+
+
+def test_what_a_failing_plan_holds_is_freed_at_once(way: str) -> None:
+    wrapper, held = serve(Scale(), X), list[Any]()
+
+    def plan(*_: Any) -> Any:
+        memory = Held()
+        held.append(weakref.ref(memory))
+        raise ValueError("of the plan")
+
+    replace_plan(wrapper, plan)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2):
+            wrapper(X)
+        assert held[1]() is None, "there is no circle; the first error is in the log, which the test keeps"
+    finally:
+        gc.enable()
 
 
 def test_an_error_of_the_original_is_raised_in_the_context_of_the_plan_s(way: str) -> None:

@@ -175,6 +175,23 @@ def test_a_search_tries_it_where_products_take_the_time(shares: dict[str, float]
         assert key not in {choice.key for choice in replace(found, **changed).choices()}
 
 
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "autocast_bf16"])
+def test_another_precision_is_a_neighbour_without_it(precision: str) -> None:
+    traits = frozenset({Trait.FLOAT32, Trait.FLOATING, Trait.GEMM, Trait.BUSY_PRODUCTS})
+    space = PlanSpace("cuda", "inference", traits, Numerics.LOWER_PRECISION, "standard")
+    leader = replace(PLAN, capture="call", options=(*PLAN.options, ("max_autotune_pointwise", True)))
+    kept = (("max_autotune_pointwise", True),)
+    assert replace(leader, precision=precision, options=kept) in {plan for plan, _ in space.neighbours(leader)}
+    assert replace(leader, capture="none", options=kept) not in {plan for plan, _ in space.neighbours(leader)}
+
+
+@pytest.mark.parametrize("trait", [Trait.HALF, Trait.ONE_ROW, Trait.FEW_ROWS])
+def test_a_search_does_not_try_it_where_it_can_gain_nothing(trait: Trait) -> None:
+    traits = frozenset({Trait.FLOAT32, Trait.BUSY_PRODUCTS, trait})
+    space = PlanSpace("cuda", "inference", traits, Numerics.SAME_PRECISION, "thorough")
+    assert ("options", (three_tf32.OPTION, CHOSEN)) not in {choice.key for choice in space.choices()}
+
+
 def test_bisect_knows_that_these_kernels_are_not_pytorch_s() -> None:
     assert is_plain(Plan(backend="inductor", options=(("max_autotune_gemm", True),)))
     assert not is_plain(PLAN)
@@ -193,7 +210,9 @@ def test_without_triton_it_is_refused() -> None:
 
 
 def test_keys_of_compiled_code_note_the_patch() -> None:
+    before = inductor.GRAPH_KEY.get().__init__
     three_tf32.add_to_templates()
+    assert inductor.GRAPH_KEY.get().__init__ is not before
 
     class Details:
         def __init__(self) -> None: ...

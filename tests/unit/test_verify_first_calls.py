@@ -49,6 +49,32 @@ def test_the_first_answer_is_held_against_later_ones(answer: Any, outcome: Outco
     )
 
 
+def iterate(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(60):
+        x = 3.9 * x * (1 - x)
+    return x
+
+
+@pytest.mark.parametrize("wrong", [None, 0, 1])
+def test_first_answers_are_compared_also_where_rounding_hides_all_else(wrong: int | None) -> None:
+    draws = torch.Generator().manual_seed(0)
+    inputs = [0.1 + 0.5 * torch.rand(100, 1, generator=draws) for _ in range(2)]
+
+    def candidate(x: torch.Tensor) -> torch.Tensor:
+        return iterate(x * 1.001)
+
+    first = [observation_of(candidate(x) + (at == wrong), ()) for at, x in enumerate(inputs)]
+    workload = Workload(iterate, tuple(Example((x,)) for x in inputs))
+    verdict = verify(Subject(workload, candidate, iterate, first=first), extra_draws=1)
+    assert verdict.outcome is (Outcome.NOT_COMPARABLE if wrong is None else Outcome.FAIL)
+    assert verdict.is_hidden_by_rounding == (wrong is None)
+    found = first_call_checks(verdict)
+    assert [check.outcome for check in found] == [Outcome.PASS if at != wrong else Outcome.FAIL for at in range(2)][
+        : len(found)
+    ]
+    assert wrong is None or "unlike those of later ones" in found[-1].detail
+
+
 def test_only_the_first_answer_is_kept() -> None:
     answers = iter([X.clone(), X + 1, X + 2])
     kept = FirstAnswer(lambda: next(answers))

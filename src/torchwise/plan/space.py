@@ -71,12 +71,14 @@ class PlanSpace:
 
         A choice that brings others along counts as one, and also appears with no more of them than it needs. A rolled
         plan also has its unrolled form, compiled at once, as a neighbour, which no choice stands for. Choices that
-        cannot be rolled, such as constants in place of weights, are added to that form.
+        cannot be rolled, such as constants in place of weights, are added to that form. Those that an option refuses,
+        such as another precision, are added in its place.
         """
         choices = self.choices()
         open_here = {choice.key for choice in choices}
         found: set[Plan] = set()
-        bases = (plan, replace(plan, scope="whole")) if plan.scope == "rolled" else (plan,)
+        bases = [plan, replace(plan, scope="whole")] if plan.scope == "rolled" else [plan]
+        bases += [replace(base, options=kept) for base in bases if (kept := _list_undemanding(base)) != base.options]
         for choice in choices:
             if _has(plan, choice):
                 continue
@@ -91,6 +93,12 @@ class PlanSpace:
         compiler = load_choices().get(("backend", plan.backend))
         if plan.scope == "rolled" and compiler is not None and compiler.key in open_here:
             yield replace(plan, scope="whole"), compiler
+
+
+def _list_undemanding(plan: Plan) -> tuple[tuple[str, Any], ...]:
+    """List the options of a plan without those that may refuse its other choices."""
+    found = ((option, find_choice("options", option)) for option in plan.options)
+    return tuple(option for option, choice in found if choice is None or choice.find_problems is None)
 
 
 def _explain_missing(trait: Trait) -> str:

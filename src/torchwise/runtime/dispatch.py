@@ -151,6 +151,7 @@ class Dispatcher(Served):
         try:
             raise error
         except Exception as raised:  # so that it is the context of an error of the original
+            del error  # which would hold this frame, and that frame the error
             return self._handle_failure(raised, signature_of(args, kwargs), args, kwargs)
 
     def can_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fallback | None:

@@ -16,7 +16,9 @@ from torchwise.study.history import History
 from torchwise.study.samplers import Proposal, Sampler
 from torchwise.testing.records import complete_trial, fail_trial, make_study
 
-TRAITS = frozenset({Trait.MODULE, Trait.FLOATING, Trait.FLOAT32, Trait.GEMM, Trait.CONV, Trait.REPEATED_BLOCKS})
+TRAITS = frozenset(
+    {Trait.MODULE, Trait.FLOATING, Trait.FLOAT32, Trait.GEMM, Trait.BUSY_PRODUCTS, Trait.CONV, Trait.REPEATED_BLOCKS}
+)
 MAX_PLANS = 500
 """Number of plans after which a search counts as endless."""
 

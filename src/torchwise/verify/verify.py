@@ -131,7 +131,19 @@ def _deterministic(subject: Subject, candidate: Callable[..., Any], inputs: list
         if position < len(subject.first) and (first := subject.first[position]) and candidate is subject.candidate:
             yield check_first(first, observation, checks[-1].error or 0.0, is_right=not is_void)
         if is_void:
+            yield from _check_other_first_calls(subject, candidate, inputs[: len(subject.first)], position)
             return
+
+
+def _check_other_first_calls(
+    subject: Subject, candidate: Callable[..., Any], inputs: list[Example], checked: int
+) -> Iterator[Check]:
+    """Compare the first calls on the inputs after a checked one, where nothing else of them can be compared."""
+    for position, example in list(enumerate(inputs))[checked + 1 :] if candidate is subject.candidate else ():
+        native, first = _run(subject, subject.workload.call, example, position), subject.first[position]
+        if native is not None and first:
+            observation = _observe_call(subject, candidate, example, position, native.calls)
+            yield check_first(first, observation, 0.0, is_right=False)
 
 
 def _run_in_context(

@@ -109,6 +109,11 @@ register(
         summary="Inductor picks each float32 product by timing kernels of libraries and of its own. Its own compute "
         "three TF32 products, which are as exact (3xTF32)",
         required_traits=(Trait.FLOAT32, Trait.BUSY_PRODUCTS),
+        excluded_by=(
+            (Trait.HALF, "its weights have 16 bits already"),
+            (Trait.ONE_ROW, "its products wait for the weights, and not for their arithmetic"),
+            (Trait.FEW_ROWS, "its products wait for the weights, and not for their arithmetic"),
+        ),
         find_problems=find_problems_of_three_tf32,
         effort="quick",  # nothing of the same precision is as much faster where float32 products take the time
         compile_factor=6.0,  # some 19 kernels are compiled for each product of another size
