@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import triton
@@ -48,24 +47,12 @@ LOW_BITS, HALF = 0x1FFF, 0x1000
 CHECKED = 256
 """Rows whose error is measured."""
 
+# Triton takes no other annotations of arguments than its own.
+
 
 @triton.jit
-def multiply(
-    a_pointer: Any,
-    b_pointer: Any,
-    c_pointer: Any,
-    rows: Any,
-    columns: Any,
-    length: Any,
-    b_row: Any,
-    b_column: Any,
-    precision: tl.constexpr,
-    tile_m: tl.constexpr,
-    tile_n: tl.constexpr,
-    tile_k: tl.constexpr,
-    group: tl.constexpr,
-) -> None:
-    """Multiply rows with columns. All sizes are multiples of the tile's."""
+def find_tile(rows, columns, tile_m: tl.constexpr, tile_n: tl.constexpr, group: tl.constexpr):
+    """Return the rows and the columns of a program. Those that run side by side share many of them."""
     program = tl.program_id(0)
     across = columns // tile_n
     width = group * across
@@ -73,6 +60,27 @@ def multiply(
     in_group = min(rows // tile_m - first, group)
     at_m = (first + program % width % in_group) * tile_m + tl.arange(0, tile_m)
     at_n = program % width // in_group * tile_n + tl.arange(0, tile_n)
+    return at_m, at_n
+
+
+@triton.jit
+def multiply(
+    a_pointer,
+    b_pointer,
+    c_pointer,
+    rows,
+    columns,
+    length: tl.constexpr,
+    b_row,
+    b_column,
+    precision: tl.constexpr,
+    tile_m: tl.constexpr,
+    tile_n: tl.constexpr,
+    tile_k: tl.constexpr,
+    group: tl.constexpr,
+):
+    """Multiply rows with columns. All sizes are multiples of the tile's."""
+    at_m, at_n = find_tile(rows, columns, tile_m, tile_n, group)
     at_k = tl.arange(0, tile_k)
     a = a_pointer + at_m[:, None] * length + at_k[None, :]
     b = b_pointer + at_k[:, None] * b_row + at_n[None, :] * b_column
@@ -86,28 +94,22 @@ def multiply(
 
 @triton.jit
 def multiply_split(
-    a_pointer: Any,
-    big_pointer: Any,
-    small_pointer: Any,
-    c_pointer: Any,
-    rows: Any,
-    columns: Any,
-    length: Any,
-    b_row: Any,
-    b_column: Any,
+    a_pointer,
+    big_pointer,
+    small_pointer,
+    c_pointer,
+    rows,
+    columns,
+    length: tl.constexpr,
+    b_row,
+    b_column,
     tile_m: tl.constexpr,
     tile_n: tl.constexpr,
     tile_k: tl.constexpr,
     group: tl.constexpr,
-) -> None:
+):
     """Multiply rows with columns that are given in two parts, the larger one rounded to TF32."""
-    program = tl.program_id(0)
-    across = columns // tile_n
-    width = group * across
-    first = program // width * group
-    in_group = min(rows // tile_m - first, group)
-    at_m = (first + program % width % in_group) * tile_m + tl.arange(0, tile_m)
-    at_n = program % width // in_group * tile_n + tl.arange(0, tile_n)
+    at_m, at_n = find_tile(rows, columns, tile_m, tile_n, group)
     at_k = tl.arange(0, tile_k)
     a = a_pointer + at_m[:, None] * length + at_k[None, :]
     at_b = at_k[:, None] * b_row + at_n[None, :] * b_column

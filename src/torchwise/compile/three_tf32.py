@@ -9,8 +9,7 @@ range. Tensor cores are so much faster that three products took 0.64 of cuBLAS's
 Inductor's templates pass `allow_tf32` instead, which is yes or no. So a further name of a backend in its option
 `max_autotune_gemm_backends` has them pass the precision. Inductor ignores a name that it does not know. Its autotuning
 then chooses between these kernels and cuBLAS by time. Kernels to which Inductor grants TF32, as the program does, stay
-as they are.
-Keys of compiled code have the option, and a note of this patch.
+as they are. Keys of compiled code have the option, and a note of this patch.
 """
 
 from __future__ import annotations

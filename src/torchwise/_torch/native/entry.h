@@ -14,32 +14,24 @@ ternaryfunc call_in_python = nullptr;  // the slot of every class that has a `__
 PyObject* call_by_torch = nullptr;     // the `__call__` of a module for which its `_call_impl` will do, or None
 
 struct Names {
-  PyObject *torchwise, *is_eager_only, *statistics, *stayed, *original, *call, *call_impl, *compiled, *one;
+  PyObject *torchwise, *is_eager_only, *statistics, *stayed, *original, *call, *call_impl, *compiled;
   PyObject* hooks[4];
 };
 Names names;
 
 bool make_names() {
-  if (names.one != nullptr) return true;
-  struct {
-    PyObject** to;
-    const char* text;
-  } all[] = {{&names.torchwise, "_torchwise"},
-             {&names.is_eager_only, "is_eager_only"},
-             {&names.statistics, "statistics"},
-             {&names.stayed, "stayed"},
-             {&names.original, "original"},
-             {&names.call, "__call__"},
-             {&names.call_impl, "_call_impl"},
-             {&names.compiled, "_compiled_call_impl"},
-             {&names.hooks[0], "_forward_hooks"},
-             {&names.hooks[1], "_forward_pre_hooks"},
-             {&names.hooks[2], "_backward_hooks"},
-             {&names.hooks[3], "_backward_pre_hooks"}};
-  for (auto& name : all) {
-    if ((*name.to = PyUnicode_InternFromString(name.text)) == nullptr) return false;
-  }
-  return (names.one = PyLong_FromLong(1)) != nullptr;
+  return intern_names({{&names.torchwise, "_torchwise"},
+                       {&names.is_eager_only, "is_eager_only"},
+                       {&names.statistics, "statistics"},
+                       {&names.stayed, "stayed"},
+                       {&names.original, "original"},
+                       {&names.call, "__call__"},
+                       {&names.call_impl, "_call_impl"},
+                       {&names.compiled, "_compiled_call_impl"},
+                       {&names.hooks[0], "_forward_hooks"},
+                       {&names.hooks[1], "_forward_pre_hooks"},
+                       {&names.hooks[2], "_backward_hooks"},
+                       {&names.hooks[3], "_backward_pre_hooks"}});
 }
 
 // The attributes of an object of one of our own classes, or null.
@@ -71,10 +63,7 @@ Behind find_behind(PyObject* wrapper, bool has_hooks) {
 Ref count_eager(const Behind& behind) {
   if (PyDict_GetItemWithError(behind.own.get(), names.is_eager_only) != Py_True) return Ref();
   Ref original = Ref::to(PyDict_GetItemWithError(behind.own.get(), names.original));
-  if (!original) return Ref();
-  Ref stayed(PyObject_GetAttr(behind.statistics.get(), names.stayed));
-  Ref more(stayed ? PyNumber_Add(stayed.get(), names.one) : nullptr);
-  bool is_counted = more && PyObject_SetAttr(behind.statistics.get(), names.stayed, more.get()) == 0;
+  bool is_counted = original && count_call(behind.statistics.get(), names.stayed);
   return is_counted ? std::move(original) : Ref();
 }
 
@@ -134,8 +123,10 @@ PyObject* enter(PyObject*, PyObject* args) {
     return nullptr;
   }
   call_in_python = kind->tp_call;
-  Ref before(std::exchange(call_by_torch, Py_NewRef(by_torch))), autocast_before(std::exchange(is_autocast_enabled, Py_NewRef(autocast))),
-      served_before(reinterpret_cast<PyObject*>(std::exchange(dispatcher_type, reinterpret_cast<PyTypeObject*>(Py_NewRef(served)))));
+  Ref torch_before(std::exchange(call_by_torch, Py_NewRef(by_torch)));  // which may run code when they are freed
+  Ref autocast_before(std::exchange(is_autocast_enabled, Py_NewRef(autocast)));
+  auto* type_of_served = reinterpret_cast<PyTypeObject*>(Py_NewRef(served));
+  Ref served_before(reinterpret_cast<PyObject*>(std::exchange(dispatcher_type, type_of_served)));
   kind->tp_call = has_hooks ? call_module : call_function;
   PyType_Modified(kind);
   Py_RETURN_NONE;

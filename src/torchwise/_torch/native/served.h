@@ -17,19 +17,27 @@ struct ServedNames {
 };
 ServedNames served_names;
 
+struct Name {
+  PyObject** to;
+  const char* text;
+};
+
+template <size_t count>
+bool intern_names(const Name (&all)[count]) {
+  return std::all_of(std::begin(all), std::end(all), [](const Name& name) {
+    return *name.to != nullptr || (*name.to = PyUnicode_InternFromString(name.text)) != nullptr;
+  });
+}
+
 bool make_served_names() {
-  if (served_names.handle_failure != nullptr) return true;
-  struct {
-    PyObject** to;
-    const char* text;
-  } all[] = {{&served_names.refusal, "_refusal"},     {&served_names.last, "_last"},
-             {&served_names.changed, "_changed"},     {&served_names.latency, "_latency"},
-             {&served_names.device, "_device"},       {&served_names.every, "every"},
-             {&served_names.optimized, "optimized"},  {&served_names.handle_failure, "answer_after_failure"}};
-  for (auto& name : all) {
-    if ((*name.to = PyUnicode_InternFromString(name.text)) == nullptr) return false;
-  }
-  return true;
+  return intern_names({{&served_names.refusal, "_refusal"},
+                       {&served_names.last, "_last"},
+                       {&served_names.changed, "_changed"},
+                       {&served_names.latency, "_latency"},
+                       {&served_names.device, "_device"},
+                       {&served_names.every, "every"},
+                       {&served_names.optimized, "optimized"},
+                       {&served_names.handle_failure, "answer_after_failure"}});
 }
 
 // A number in an attribute, or -1, with or without an error.
@@ -38,11 +46,11 @@ long long read_number(PyObject* object, PyObject* name) {
   return found && PyLong_CheckExact(found.get()) ? PyLong_AsLongLong(found.get()) : -1;
 }
 
-bool count_answer(PyObject* statistics) {
-  Ref before(PyObject_GetAttr(statistics, served_names.optimized));
-  Ref one(before ? PyLong_FromLong(1) : nullptr);
-  Ref more(one ? PyNumber_Add(before.get(), one.get()) : nullptr);
-  return more && PyObject_SetAttr(statistics, served_names.optimized, more.get()) == 0;
+// Add one to a count of calls, or set an error.
+bool count_call(PyObject* statistics, PyObject* name) {
+  Ref before(PyObject_GetAttr(statistics, name)), one(PyLong_FromLong(1));
+  Ref more(before && one ? PyNumber_Add(before.get(), one.get()) : nullptr);
+  return more && PyObject_SetAttr(statistics, name, more.get()) == 0;
 }
 
 // Have Python answer after an error of the plan.
@@ -94,7 +102,7 @@ std::optional<PyObject*> answer_by_plan(PyObject* served, PyObject* own, PyObjec
     return std::nullopt;
   }
   Ref answer(PyObject_Call(call.get(), args, keywords));
-  if (answer) return count_answer(statistics) ? answer.release() : nullptr;
+  if (answer) return count_call(statistics, served_names.optimized) ? answer.release() : nullptr;
   call = Ref();  // it refers to memory that may have to be freed
   return answer_after_failure(served, args, named.get());
 }
