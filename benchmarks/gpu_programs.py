@@ -3,8 +3,8 @@
 Each plan is verified, and timed against eager in alternation in processes of its own, as in a search. A row of the
 table has the speed-ups over eager, and that of the fastest plan with kernels of Torchwise over the best other way and
 over the best mode of `torch.compile`, with 95 % intervals. Such kernels are row programs (captured or not), products of
-few rows, and float32 products as three TF32 ones. With --allow lower-precision all plans multiply in TF32, programs
-without products are left out, and the results have another file.
+few rows, and float32 products as three TF32 ones. With --allow lower-precision plans multiply in TF32 or
+bfloat16, programs without products are left out, and the results have another file. A mode in float32 is beside them.
 
 A plan whose compile takes over --timeout is cut off, which does not say that it is slow. If a plain compile by Inductor
 is cut off, other plans that compile the same whole graph are not begun. The table names both, and their number.
@@ -65,6 +65,12 @@ PLANS = {
     "coordinate descent, captured": CAPTURED.with_choice("options", ("coordinate_descent_tuning", True)),
     "rolled, captured": CAPTURED.with_choice("scope", "rolled"),
 }
+BFLOAT16, MODE_IN_FLOAT32 = "bfloat16, max-autotune, captured", "max-autotune in float32"
+MORE_IF_LOWER = {
+    BFLOAT16: replace(PLANS["max-autotune, captured"], precision="autocast_bf16"),
+    MODE_IN_FLOAT32: PLANS["max-autotune"],
+}
+"""With lower precision: products in bfloat16, and what a user of the fastest mode has who changes no precision."""
 MODES = ("reduce-overhead", "max-autotune")
 """Modes of `torch.compile`, as a user would pick them by hand."""
 PLAIN = ("inductor, captured", "reduce-overhead")
@@ -88,7 +94,9 @@ def main() -> None:
         "--programs", nargs="+", metavar="NAME", help=f"of {', '.join(KNOWN)}; those of the zoo may have a size, as in "
         "neuron@large (default: all, or with --allow lower-precision those with products)"
     )  # fmt: skip
-    parser.add_argument("--plans", nargs="+", metavar="PLAN", help=f"of {', '.join(map(slug, PLANS))} (default: all)")
+    parser.add_argument(
+        "--plans", nargs="+", metavar="PLAN", help=f"of {', '.join(map(slug, (*PLANS, *MORE_IF_LOWER)))} (default: all)"
+    )
     parser.add_argument("--seconds", type=float, default=1200.0, help="after which no further plan starts")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds that one plan may compile")
     parser.add_argument("--allow", default="same-precision", choices=("same-precision", "lower-precision"))
@@ -138,7 +146,8 @@ def list_plans(device: str, allow: str) -> dict[str, Plan]:
     plans = fit_device(PLANS, device)
     if not lowers(allow):
         return plans
-    return {name: replace(plan, precision="tf32") for name, plan in plans.items() if name != THREE_TF32}
+    rounded = {name: replace(plan, precision="tf32") for name, plan in plans.items() if name != THREE_TF32}
+    return rounded | fit_device(MORE_IF_LOWER, device)
 
 
 def fit_device(plans: dict[str, Plan], device: str) -> dict[str, Plan]:
@@ -338,7 +347,7 @@ def pick_own(found: dict[str, Interval]) -> Interval | None:
 def summarize(found: dict[str, dict[str, Any]], plans: list[str], options: argparse.Namespace) -> list[str]:
     """Return the table, and why plans have no speed-up."""
     here = environment.detect(options.device)
-    products = "products in TF32" if lowers(options.allow) else "same precision"
+    products = "products in TF32 or bfloat16" if lowers(options.allow) else "same precision"
     lines = [
         f"{here.gpu or here.cpu}, torch {here.torch}, {options.date}, {products}. Speed-ups over eager, with 95 % "
         "intervals.",

@@ -73,8 +73,11 @@ def run(program: ModuleType, monkeypatch: pytest.MonkeyPatch, folder: Path, *wor
 def test_all_plans_are_within_the_numerics_and_lower_ones_multiply_in_tf32(gpu: ModuleType, allow: str) -> None:
     plans = gpu.list_plans("cuda", allow)
     assert all(Numerics.of(allow).allows(numerics_of(plan)) for plan in plans.values())
-    assert {plan.precision for plan in plans.values()} == {"tf32" if allow == "lower-precision" else "native"}
-    assert len(set(plans.values())) == len(plans) == (10 if allow == "lower-precision" else 11)
+    others = {gpu.BFLOAT16: "autocast_bf16", gpu.MODE_IN_FLOAT32: "native"}
+    assert {name for name in others if name in plans} == (set(others) if allow == "lower-precision" else set())
+    rest = "tf32" if allow == "lower-precision" else "native"
+    assert {name: plan.precision for name, plan in plans.items()} == {name: others.get(name, rest) for name in plans}
+    assert len(set(plans.values())) == len(plans) == (12 if allow == "lower-precision" else 11)
     assert gpu.choose_plans(None, plans) == list(plans)
 
 
