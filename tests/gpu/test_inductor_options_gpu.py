@@ -50,20 +50,36 @@ def test_an_option_is_verified(name: str, tmp_path) -> None:
     assert verdict.outcome is Outcome.PASS, verdict.reason
 
 
-@pytest.mark.parametrize("width", [256, 319], ids=["even", "odd"])
-def test_products_of_three_tf32_are_written_and_as_exact_as_float32(width: int, tmp_path, monkeypatch) -> None:
+class Net(torch.nn.Module):
+    """Two linear layers, the first on several tensors side by side."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(width, 512), torch.nn.Linear(512, 64)
+
+    def forward(self, *parts: torch.Tensor) -> torch.Tensor:
+        x = torch.cat([parts[0], torch.sin(parts[1])], -1) if len(parts) > 1 else parts[0]
+        return self.second(torch.relu(self.first(x)))
+
+
+@pytest.mark.parametrize("widths", [(256,), (319,), (63, 256)], ids=["even", "odd", "concatenated"])
+def test_products_of_three_tf32_are_written_and_as_exact_as_float32(widths, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     torch._dynamo.reset()
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(width, 512), torch.nn.ReLU(), torch.nn.Linear(512, 64)).cuda().eval()
-    x = torch.randn(8192, width, device="cuda")
+    net = Net(sum(widths)).cuda().eval()
+    parts = tuple(torch.randn(8192, width, device="cuda") for width in widths)
     only_own = Plan(backend="inductor", options=((three_tf32.OPTION, "TRITON,TF32X3"),))
     with torch.no_grad():
-        exact, eager = net.double()(x.double()), net.float()(x)
-        compiled = compile_plan(net, only_own, Example((x,), {}), device="cuda", mode="inference")
-        answer = compiled.call(x)
+        exact, eager = net.double()(*(part.double() for part in parts)), net.float()(*parts)
+        compiled = compile_plan(net, only_own, Example(parts, {}), device="cuda", mode="inference")
+        answer = compiled.call(*parts)
+        net.first.weight.mul_(2)  # its parts are computed in each call
+        doubled = (compiled.call(*parts), net(*parts))
     errors = [float((one.double() - exact).norm() / exact.norm()) for one in (answer, eager)]
     assert errors[0] < 2 * errors[1] < 1e-6, errors
+    torch.testing.assert_close(*doubled, rtol=1e-5, atol=1e-5)
     written = [file.read_text() for file in tmp_path.rglob("*.py")]
-    assert any("input_precision=ALLOW_TF32" in text and 'constexpr = "tf32x3"' in text for text in written)
+    assert any("input_precision=ALLOW_TF32" in text and 'constexpr = "tf32x3"' in text for text in written), "second"
+    assert any("KEPT : tl.constexpr" in text and "big_b = tl.load(BIG + at_b)" in text for text in written), "first"

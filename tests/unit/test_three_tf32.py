@@ -30,10 +30,12 @@ PLAN = Plan(backend="inductor", options=((three_tf32.OPTION, CHOSEN),))
 def restored() -> Iterator[None]:
     """Put PyTorch's own functions back."""
     template, kernel, key = inductor.TEMPLATE.get(), inductor.TEMPLATE_KERNEL.get(), inductor.GRAPH_KEY.get()
-    before = template.generate, kernel.render, key.__init__
+    lowerings = inductor.LOWERINGS.get()
+    before, lowered = (template.generate, kernel.render, key.__init__), dict(lowerings)
     three_tf32.add_to_templates.cache_clear()
     yield
     template.generate, kernel.render, key.__init__ = before
+    lowerings.update(lowered)
     three_tf32.add_to_templates.cache_clear()
 
 

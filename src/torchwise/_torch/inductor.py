@@ -70,6 +70,21 @@ TEMPLATE_KERNEL = PrivateName("torch._inductor.select_algorithm", "TritonTemplat
 RENDER = PrivateName("torch._inductor.select_algorithm", "TritonTemplateKernel.render")
 """Writes the kernel of a template with these parameters."""
 
+LOWERINGS = PrivateName("torch._inductor.lowering", "lowerings")
+"""What makes Inductor's form of each operator's result, by operator."""
+COMPILED_NOW = PrivateName("torch._inductor.virtualized", "V")
+"""Holds the graph that is compiled (`graph`), the node of it (`current_node`), and the values of others (`env`)."""
+STORAGE = PrivateName("torch._inductor.ir", "StorageBox")
+"""The storage of a tensor of a graph, which views share. Its `data` is what computes it, or its memory."""
+POINTWISE = PrivateName("torch._inductor.ir", "Pointwise")
+"""What computes a tensor that is not in memory yet."""
+FIXED_LAYOUT = PrivateName("torch._inductor.ir", "FixedLayout")
+REALIZE_INPUTS = PrivateName("torch._inductor.select_algorithm", "realize_inputs")
+"""Has tensors of a graph be in memory, with numbers side by side."""
+PRODUCT_GRID = PrivateName("torch._inductor.kernel.mm_common", "mm_grid")
+SELECT_KERNEL = PrivateName("torch._inductor.select_algorithm", "autotune_select_algorithm")
+"""Times kernels, and picks one."""
+
 BISECTOR = PrivateName("torch._inductor.compiler_bisector", "CompilerBisector")
 BISECTED_BACKENDS = PrivateName("torch._inductor.compiler_bisector", "BACKENDS")
 

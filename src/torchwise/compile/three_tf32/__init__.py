@@ -24,12 +24,13 @@ import torch
 from torchwise._torch import inductor
 from torchwise._torch.private_name import check
 from torchwise.compile.inductor_patches import note_in_keys
+from torchwise.compile.three_tf32 import products
 from torchwise.errors import UnsupportedError
 
 NAME = "TF32X3"
 """The name of the backend."""
 TRITON = "TRITON"
-NOTE = "float32_products_of_three_tf32_1"
+NOTE = "float32_products_of_three_tf32_2"
 """The note in keys of compiled code. Its number changes with the kernels."""
 MAIN_TEMPLATE = "triton_mm.py.jinja"
 """The file of the template of most products."""
@@ -80,6 +81,7 @@ def add_to_templates() -> None:
     folder = Path(str(inductor.TEMPLATE_KERNELS.get(WHO).__file__)).parent / "templates"
     if BEFORE not in (folder / MAIN_TEMPLATE).read_text():
         raise UnsupportedError(f"{WHO} needs kernels with {BEFORE}, which torch {torch.__version__} does not write")
+    products.add_to_lowerings(_is_configured)
     patch_templates(inductor.TEMPLATE.get(WHO), inductor.TEMPLATE_KERNEL.get(WHO))
     note_in_keys(inductor.GRAPH_KEY.get(WHO), NOTE, _is_configured)
 
