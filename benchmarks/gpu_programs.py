@@ -46,18 +46,20 @@ from torchwise.records.statistics import Interval, ratio_of
 
 CALLS = 10_000_000
 OWN, OWN_UNCAPTURED, FEW_ROWS = "row programs", "row programs, not captured", "products of few rows, captured"
-THREE_TF32 = "three TF32, captured"
-KERNELS = (OWN, OWN_UNCAPTURED, FEW_ROWS, THREE_TF32)
+FEW_ROWS_EARLY, THREE_TF32 = "products of few rows, early, captured", "three TF32, captured"
+KERNELS = (OWN, OWN_UNCAPTURED, FEW_ROWS, FEW_ROWS_EARLY, THREE_TF32)
 """Plans with kernels of Torchwise."""
 NO_GRAPHS = "max-autotune-no-cudagraphs"
 INDUCTOR = Plan(backend="inductor")
 CAPTURED = INDUCTOR.with_choice("capture", "call")
+EARLY = CAPTURED.with_choice("options", ("triton.enable_pdl", True))
 PLANS = {
     OWN: Plan(backend="row_programs", capture="call"),
     OWN_UNCAPTURED: Plan(backend="row_programs"),
     "captured": Plan(capture="call"),
     "inductor, captured": CAPTURED,
     FEW_ROWS: CAPTURED.with_choice("transforms", "products_of_few_rows"),
+    FEW_ROWS_EARLY: EARLY.with_choice("transforms", "products_of_few_rows"),
     THREE_TF32: CAPTURED.with_choice("options", ("max_autotune_gemm_backends", "ATEN,TRITON,TF32X3")),
     "reduce-overhead": INDUCTOR.with_choice("mode", "reduce-overhead"),
     "max-autotune": INDUCTOR.with_choice("mode", "max-autotune"),

@@ -96,8 +96,12 @@ def multiply(
 
 
 @functools.cache
-def load_product() -> Any:
-    """Return the kernel that Torchwise has Inductor write for a product of many rows, without anything after it."""
+def load_product(is_even: bool) -> Any:
+    """Return the kernel that Torchwise has Inductor write for a product of many rows, without anything after it.
+
+    Args:
+        is_even: whether the length of the sums is a multiple of the tile's.
+    """
     sizes = {("A", 0): "ROW_COUNT", ("A", 1): "LENGTH", ("BIG", 0): "COLUMN_COUNT"}
     strides = {("A", 0): "LENGTH", ("A", 1): "1", ("BIG", 0): "PADDED", ("BIG", 1): "1"}
     text = jinja2.Template(Path(products.__file__).with_name("product.jinja").read_text()).render(
@@ -105,7 +109,7 @@ def load_product() -> Any:
         size=lambda *which: sizes[which],
         stride=lambda *which: strides[which],
         store_output=lambda *_, **__: "tl.store(C + rows * COLUMN_COUNT + columns, acc, mask=is_inside)",
-        EVEN_K=False,
+        EVEN_K=is_even,
     )
     return load_kernel(text)
 
@@ -164,7 +168,9 @@ def list_launches(
         for tile_m, tile_n, warps, stages in products.TILES:
             most = triton.cdiv(rows, tile_m) * triton.cdiv(columns, tile_n)
             more = (products.HALF, ~products.LOW_BITS, tile_m, tile_n, products.SUMMED, products.NEIGHBOURS)
-            launch = functools.partial(load_product()[(most,)], *given, *more, num_warps=warps, num_stages=stages)
+            launch = functools.partial(
+                load_product(length % products.SUMMED == 0)[(most,)], *given, *more, num_warps=warps, num_stages=stages
+            )
             found.append((launch, (tile_m, tile_n, products.SUMMED, warps, stages)))
         return found
     for tile_m, tile_n, tile_k, warps, stages in TILES:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,9 +42,9 @@ GOOD = (Tensor(8192, 256), Tensor(256, 512))
 
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Have a GPU with TF32, and return its settings: the program does not allow TF32."""
+    """Have a Hopper GPU, and return its settings: the program does not allow TF32."""
     settings = SimpleNamespace(fp32_precision="ieee")
-    monkeypatch.setattr(torch.cuda, "is_tf32_supported", lambda *_: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(torch.backends.cuda, "matmul", settings)
     return settings
 
@@ -71,9 +75,20 @@ def test_tf32_that_the_program_allows_is_left(on_gpu: SimpleNamespace) -> None:
     assert not products.is_suited(*GOOD)
 
 
+@pytest.mark.parametrize(
+    ("capability", "expected"), [((8, 0), False), ((8, 9), False), ((10, 3), True), ((12, 0), False)]
+)
 @pytest.mark.usefixtures("on_gpu")
-def test_a_gpu_without_tf32_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_tf32_supported", lambda *_: False)
+def test_gpus_for_graphics_and_old_ones_are_left(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    assert products.is_suited(*GOOD) == expected
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_amd_s_gpus_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.0")
     assert not products.is_suited(*GOOD)
 
 
@@ -108,6 +123,8 @@ def parts(lowerings: dict[Any, Any], monkeypatch: pytest.MonkeyPatch) -> Iterato
 
     monkeypatch.setattr(products, "_select", add_products)
     monkeypatch.setattr(products, "is_suited", lambda *tensors: all(map(products._is_matrix, tensors)))
+    monkeypatch.setattr(products, "_is_possible", lambda _: True)
+    monkeypatch.setattr(products, "LEAST_ROWS", 1)
     products.add_to_lowerings(lambda: True)
     torch._dynamo.reset()
     with inductor.patch_config({"force_disable_caches": True}):
@@ -122,17 +139,21 @@ def test_parts_are_those_of_the_columns_in_rows_of_whole_vectors(parts: list[lis
 
     def call(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         h = torch.relu(first(torch.cat([x, torch.sin(y)], -1)))  # 45 numbers, and the weight is turned
-        both = torch.cat([h, x, y], 1)
-        scaled = torch.addmm(both[:, :32], x, x.T @ y @ y.T[:, :32], alpha=2)
-        return second(both), torch.exp(y) @ first.weight[:, :25].T, x @ x.T, both + 1, scaled
+        both, returned, added = (torch.cat([h, x, one], 1) for one in (y, y + 1, y + 2))
+        scaled = torch.addmm(added[:, :32], x, x.T @ y @ y.T[:, :32], alpha=2)
+        answers = second(both), second(returned), second(added), torch.exp(y) @ first.weight[:, :25].T, x @ x.T
+        return *answers, returned, added + 1, scaled
 
     x, y = torch.randn(64, 20), torch.randn(64, 25)
     with torch.no_grad():
-        torch.testing.assert_close(torch.compile(call)(x, y), call(x, y), rtol=1e-4, atol=1e-4)
+        found, expected = torch.compile(call)(x, y), call(x, y)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert [one.stride() for one in found] == [one.stride() for one in expected]
     rows = [one[0] for one in parts]
     assert ((64, 48), (48, 1)) in rows, "a concatenation with zeros"
-    assert ((64, 80), (80, 1)) in rows, "another, which is also returned without them"
+    assert ((64, 80), (80, 1)) in rows, "another one"
     assert ((64, 32), (32, 1)) in rows, "rows that are computed anyway"
+    assert rows.count(((64, 69), (69, 1))) == 2, "those that something else reads"
     assert ((64, 20), (20, 1)) in rows, "an input as it is"
     assert {one[1] for one in parts} >= {((24, 64), (64, 1)), ((32, 96), (96, 1)), ((64, 32), (32, 1))}
     assert all(one[1] == one[2] for one in parts)
@@ -165,6 +186,85 @@ def test_other_arguments_are_left_to_pytorch(lowerings: dict[Any, Any], given: d
     lowerings[aten.addmm.default] = lambda *_args, **kwargs: kwargs
     products.add_to_lowerings(lambda: True)
     assert lowerings[aten.addmm.default](Tensor(512), *GOOD, **given) == given
+
+
+@pytest.mark.parametrize(
+    ("tensors", "changed"),
+    [
+        ((Tensor(2047, 63), Tensor(2047, 256)), {}),
+        ((Tensor(8192, 64), Tensor(8192, 256)), {}),
+        ((Tensor(8192, 63), Tensor(8192, 256, dtype=torch.bfloat16)), {}),
+        ((Tensor(8192, 63, device="cpu"), Tensor(8192, 256, device="cpu")), {}),
+        ((Tensor(8192, 63), Tensor(8192, 256)), {"dim": 0}),
+        ((Tensor(SYMBOL, 63), Tensor(SYMBOL, 256)), {}),
+    ],
+)
+@pytest.mark.usefixtures("on_gpu")
+def test_other_concatenations_are_left_as_they_are(
+    lowerings: dict[Any, Any], monkeypatch: pytest.MonkeyPatch, tensors: tuple[Tensor, ...], changed: dict[str, int]
+) -> None:
+    seen: list[Any] = []
+    lowerings[aten.cat.default] = lambda *args, **kwargs: seen.append((args, kwargs))
+    monkeypatch.setattr(products, "_is_for_products", lambda: True)
+    products.add_to_lowerings(lambda: True)
+    given = {"dim": 1, **changed}
+    lowerings[aten.cat.default](tensors, **given)
+    lowerings[aten.cat.default](tensors, *given.values())
+    lowerings[aten.cat.default](tensors)
+    assert seen == [((tensors,), given), ((tensors, *given.values()), {}), ((tensors,), {})]
+
+
+CODE = """
+import torch
+import inductor_without_gpu as gpu
+from torchwise.compile import three_tf32
+from torchwise.compile.three_tf32 import products
+
+three_tf32.add_to_templates()
+products.LEAST_ROWS, products.LEAST_RESULTS = 64, 64 * 64  # the interpreter is slow
+torch.manual_seed(0)
+randn, relu = torch.randn, torch.relu
+
+
+def concatenate(x, y, w, v):
+    angles = torch.cat([x, torch.sin(y)], 1)
+    return relu(torch.cat([relu(angles @ w.t()), angles], -1) @ v.t())
+
+
+def share(x, w, v, u):
+    h = relu(x @ w)
+    return torch.cat([h @ v.t(), torch.narrow(h, 1, 0, 64) @ u.t()], 1)
+
+
+wide = randn(128, 96), randn(96, 144)
+for name, call, inputs in (
+    ("linear", lambda x, w, b: relu(torch.addmm(b, x, w.t())), (randn(128, 50), randn(96, 50), randn(96))),
+    ("columns side by side", lambda x, w: x @ w, (randn(128, 64), randn(64, 96))),
+    ("computed columns", lambda a, b: (a * 2) @ (b + 1), (randn(130, 67), randn(67, 72))),
+    ("every other number", torch.matmul, (wide[0][:, ::2], wide[1][::2, ::2])),
+    ("turned rows", lambda x, w: relu(x.t()) @ w.t(), (randn(64, 128), randn(96, 64))),
+    ("a gradient", lambda g, x: g.t() @ x, (randn(130, 96), randn(130, 70))),
+    ("concatenations", concatenate, (randn(128, 20), randn(128, 33), randn(72, 53), randn(80, 125))),
+    ("two products of one tensor", share, (randn(128, 64), randn(64, 96), randn(70, 96), randn(80, 64))),
+):
+    code = gpu.generate(lambda *given: (call(*given),), inputs, {three_tf32.OPTION: "ATEN,TRITON,TF32X3"})
+    (found,) = gpu.run(code, inputs)
+    exact = call(*(one.double() for one in inputs))
+    error = float((found - exact).norm() / exact.norm())
+    print(name, "ok" if error < 3e-7 and "BIG + at_b" in code else f"{error} {code}", sep="|")
+"""
+
+
+@pytest.mark.slow
+def test_inductor_s_code_for_a_gpu_multiplies_as_exactly_as_float32(tmp_path: Path) -> None:
+    changed = {"TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    changed |= {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], env={**os.environ, **changed}, text=True, check=True, stdout=subprocess.PIPE
+    )
+    found = [line.split("|") for line in done.stdout.splitlines()]
+    assert [name for name, said in found if said != "ok"] == [], done.stdout
+    assert len(found) == 8
 
 
 @pytest.mark.usefixtures("on_gpu")

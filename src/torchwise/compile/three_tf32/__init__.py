@@ -8,13 +8,15 @@ range. Tensor cores are so much faster that three products took 0.64 of cuBLAS's
 
 Inductor's templates pass `allow_tf32` instead, which is yes or no. So a further name of a backend in its option
 `max_autotune_gemm_backends` has them pass the precision. Inductor ignores a name that it does not know. Its autotuning
-then chooses between these kernels and cuBLAS by time. Kernels to which Inductor grants TF32, as the program does, stay
-as they are. Keys of compiled code have the option, and a note of this patch.
+then chooses between these kernels and cuBLAS by time. Large products have a kernel of Torchwise instead (`products`).
+Kernels to which Inductor grants TF32, as the program does, stay as they are. Keys of compiled code have the option, and
+a note of this patch.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ from torchwise.errors import UnsupportedError
 NAME = "TF32X3"
 """The name of the backend."""
 TRITON = "TRITON"
-NOTE = "float32_products_of_three_tf32_2"
+NOTE = "float32_products_of_three_tf32_3"
 """The note in keys of compiled code. Its number changes with the kernels."""
 MAIN_TEMPLATE = "triton_mm.py.jinja"
 """The file of the template of most products."""
@@ -39,6 +41,7 @@ WHO = f"{NAME} in Inductor's {OPTION}"
 PARAMETER = "ALLOW_TF32"
 IN_THREE = '"tf32x3"'
 """The value of the parameter, as it is written into a kernel."""
+_adding = threading.Lock()
 BEFORE, AFTER = f"allow_tf32={PARAMETER}", f"input_precision={PARAMETER}"
 
 
@@ -70,8 +73,14 @@ def _list_names(backends: Any) -> list[str]:
     return [name.strip() for name in str(backends or "").upper().split(",")]
 
 
-@functools.cache
 def add_to_templates() -> None:
+    """Do as `_add_to_templates`, once, also on several threads."""
+    with _adding:
+        _add_to_templates()
+
+
+@functools.cache
+def _add_to_templates() -> None:
     """Have Inductor's templates multiply so where its configuration names the backend. Others stay as they are.
 
     Raises:
