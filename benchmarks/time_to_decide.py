@@ -1,6 +1,6 @@
 """How soon is the search as good as trying everything?
 
-The search runs alone, and then every plan of its space is tried.
+The search runs alone, and then every plan of its space is tried. Each begins with empty caches of compiled code.
 
 For both, "the best" is by the exhaustive run's own measurements, as the search must not be judged by its own luck with
 the clock. Trials have separate processes, between which the same plan may differ by more than the required 2 %. The
@@ -31,6 +31,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -51,6 +52,7 @@ from torchwise.trial.job import Job
 
 CALLS = 10**12
 """Expected calls, so many that compile time does not matter."""
+CACHES = "TORCHINDUCTOR_CACHE_DIR"
 NEAR = 0.06
 """Maximum distance from the best speed-up, as a share of it, of plans that are timed against it."""
 MAX_NEAR = 6
@@ -90,14 +92,22 @@ def main() -> None:
     os.sched_setaffinity(0, lanes[0].cores)
     if gpus[0]:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[0]
+    with tempfile.TemporaryDirectory() as folder:
+        run_parts(options, lanes, Path(folder))
+    print(report(options))
+
+
+def run_parts(options: argparse.Namespace, lanes: list[Lane], folder: Path) -> None:
+    """Run the search and then everything, each with caches of its own: neither finds code that the other compiled."""
     begun = time.monotonic()
     if not has_decided(options):  # a finished search has its time, to which a look at it would add
         note_begin(options)
+        os.environ[CACHES] = str(folder / "search")
         tune(options, "search")
+    os.environ[CACHES] = str(folder / "all")
     run_again("--try-all", options.date, lanes, options.budget - (time.monotonic() - begun))
     if not run_again("--finals", options.date, lanes[:1]):
         raise SystemExit("the plans near the best could not be timed in one process")
-    print(report(options))
 
 
 def name_stem(target: str, effort: str, date: str, label: str) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import itertools
 import json
+import os
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
@@ -222,3 +223,21 @@ def test_the_shipped_order_was_learned_from_four_of_the_twelve_and_from_none_for
         "zoo:energy_flow.neuron",
     }
     assert not {target.partition("@")[0] for target in programs.GPU_PROGRAMS} & learned
+
+
+def test_neither_part_finds_code_that_the_other_compiled(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: dict[str, str] = {}
+
+    def note(part: str) -> bool:
+        seen[part] = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+        return True
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "full")
+    monkeypatch.setattr(program, "has_decided", lambda _: False)
+    monkeypatch.setattr(program, "note_begin", lambda _: None)
+    monkeypatch.setattr(program, "tune", lambda _, store: note(store))
+    monkeypatch.setattr(program, "run_again", lambda part, *_: note(part))
+    program.run_parts(Namespace(date="2026-12-01", budget=9.0), [], tmp_path)
+    assert len({"full", seen["search"], seen["--try-all"]}) == 3
