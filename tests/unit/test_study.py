@@ -1155,6 +1155,27 @@ def test_a_spent_budget_holds_no_duel(storage: Storage, spent_clock: Any) -> Non
     assert not table.list_compared()
 
 
+@pytest.mark.parametrize(("task", "effort"), [("duel", "quick"), ("warm", "standard")])
+def test_a_budget_around_the_search_ends_what_would_begin_again_and_again(
+    storage: Storage, task: str, effort: str
+) -> None:
+    class Ended(Dueling):
+        begun = 0
+
+        def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
+            if job.task != task:
+                return super().run(job, limits, on_stage)
+            self.begun += 1
+            assert self.begun < 5, "it begins the same again"
+            return Failure(FailureKind.OUT_OF_BUDGET, "start", "the budget of a benchmark is spent")
+
+    table = Ended(t1=2.0, t2=2.06, t3=1.9)
+    study = run_study(request(ENDLESS, plans=PLANS, effort=effort), storage, table, Listener())
+    assert study.decision is not None
+    assert study.decision.plan == PLANS[0], "the trials decide"
+    assert table.begun == 1
+
+
 def test_duels_start_from_what_trials_compiled_and_nothing_stays(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -256,14 +256,16 @@ class SearchLoop:
             else:
                 break
             try:
-                step(history)
+                if not step(history):
+                    break  # a budget that is not this search's own has ended, as that of a benchmark does
             except (BaselineError, UnsupportedError) as error:  # such as no device left: the trials stand
                 self.listener.note(f"{what}: {error}")
                 break
             told += 1
         return told
 
-    def _measure_again(self, trial: Trial, history: History) -> None:
+    def _measure_again(self, trial: Trial, history: History) -> bool:
+        """Time a plan beside eager in one more process, and return whether the budget left time for that."""
         self.listener.start_comparison(trial.plan, EAGER)
         job = replace(self._make_job("warm", self.lanes[0]), plan=trial.plan, traits=self._traits(history))
         job = replace(job, baseline_s=history.economics.baseline_s, cold=self._cold)
@@ -273,7 +275,7 @@ class SearchLoop:
         if isinstance(restart, Failure) and restart.stage == WorkerStage.MEASURE_COLD:
             self._cold = False  # what ended the worker is no fault of the plan
             self._why_not_cold = f"cold processor caches: {restart}"
-            return
+            return True
         found: Measurement | Failure = restart if isinstance(restart, Failure) else restart.measurement
         warm_s = restart.warm_s if not isinstance(restart, Failure) and caches else None
         if self._cold and isinstance(found, Measurement) and not found.cold_candidate_s:
@@ -282,8 +284,10 @@ class SearchLoop:
         kept = self.storage.keep_repeat(self.study_id, trial.plan, found, warm_s)
         self.listener.finish_repeat(kept or with_repeat(trial, found, warm_s))
         self._report_leader()
+        return not _is_out_of_budget(found)
 
-    def _hold_duel(self, challenger: Trial, leader: Trial, history: History) -> None:
+    def _hold_duel(self, challenger: Trial, leader: Trial, history: History) -> bool:
+        """Time two plans beside each other, and return whether the budget left time for that."""
         self.listener.start_comparison(challenger.plan, leader.plan)
         job = self._make_job("duel", self.lanes[0])
         usual = _seconds_per_call(challenger), _seconds_per_call(leader)
@@ -291,10 +295,11 @@ class SearchLoop:
         limits = self.request.make_limits(2 * self._limit_s(history), candidates=2)
         caches = self.caches.list_folders(challenger.plan, leader.plan)
         duel = hold_duel(self.launcher, job, leader.plan, limits, self.budget.spent.stage, caches)
-        if duel.failure and duel.failure.kind is FailureKind.OUT_OF_BUDGET:
-            return  # it stays open for another search
+        if _is_out_of_budget(duel.failure):
+            return False  # it stays open for another search
         kept = self.storage.keep_duel(self.study_id, challenger.plan, duel)
         self.listener.finish_comparison(replace(challenger, duel=kept))
+        return True
 
     def _traits(self, history: History) -> frozenset[Trait]:
         """Return the workload's traits, with facts about its noise from earlier trials."""
@@ -369,6 +374,10 @@ class SearchLoop:
         )
         hints = list_hints(request, inspection, self.storage, self.here, self.listener)
         return StagedSampler(space, hints, GainModel(read_past(self.storage, self.study_id)))
+
+
+def _is_out_of_budget(found: object) -> bool:
+    return isinstance(found, Failure) and found.kind is FailureKind.OUT_OF_BUDGET
 
 
 def _seconds_per_call(trial: Trial) -> float | None:
