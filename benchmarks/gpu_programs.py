@@ -3,8 +3,8 @@
 Each plan is verified, and timed against eager in alternation in processes of its own, as in a search. A row of the
 table has the speed-ups over eager, and that of the fastest plan with kernels of Torchwise over the best other way and
 over the best mode of `torch.compile`, with 95 % intervals. Such kernels are row programs (captured or not), products of
-few rows, and float32 products as three TF32 ones. With --allow lower-precision plans multiply in TF32 or
-bfloat16, programs without products are left out, and the results have another file. A mode in float32 is beside them.
+few rows, and float32 products as three TF32 ones. With --allow lower-precision plans multiply in TF32 or bfloat16,
+with a mode in float32 beside them. Programs without products are left out, and the results have another file.
 
 A plan whose compile takes over --timeout is cut off, which does not say that it is slow. If a plain compile by Inductor
 is cut off, other plans that compile the same whole graph are not begun. The table names both, and their number.

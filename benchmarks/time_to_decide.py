@@ -52,7 +52,8 @@ from torchwise.trial.job import Job
 
 CALLS = 10**12
 """Expected calls, so many that compile time does not matter."""
-CACHES = "TORCHINDUCTOR_CACHE_DIR"
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+"""Variables that name the folders of compiled code."""
 NEAR = 0.06
 """Maximum distance from the best speed-up, as a share of it, of plans that are timed against it."""
 MAX_NEAR = 6
@@ -102,12 +103,18 @@ def run_parts(options: argparse.Namespace, lanes: list[Lane], folder: Path) -> N
     begun = time.monotonic()
     if not has_decided(options):  # a finished search has its time, to which a look at it would add
         note_begin(options)
-        os.environ[CACHES] = str(folder / "search")
+        use_caches(folder / "search")
         tune(options, "search")
-    os.environ[CACHES] = str(folder / "all")
+    use_caches(folder / "all")
     run_again("--try-all", options.date, lanes, options.budget - (time.monotonic() - begun))
     if not run_again("--finals", options.date, lanes[:1]):
         raise SystemExit("the plans near the best could not be timed in one process")
+
+
+def use_caches(folder: Path) -> None:
+    """Have this process, and those that it starts, keep compiled code in a folder."""
+    for name in CACHES:
+        os.environ[name] = str(folder / name)
 
 
 def name_stem(target: str, effort: str, date: str, label: str) -> str:

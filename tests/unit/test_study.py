@@ -33,6 +33,7 @@ from torchwise.records import (
     Trial,
     TrialState,
     Verdict,
+    WorkerStage,
     codec,
 )
 from torchwise.records.listener import Listener
@@ -1155,9 +1156,12 @@ def test_a_spent_budget_holds_no_duel(storage: Storage, spent_clock: Any) -> Non
     assert not table.list_compared()
 
 
-@pytest.mark.parametrize(("task", "effort"), [("duel", "quick"), ("warm", "standard")])
+@pytest.mark.parametrize(
+    ("task", "effort", "stage"),
+    [("duel", "quick", "start"), ("warm", "standard", "start"), ("warm", "standard", WorkerStage.MEASURE_COLD)],
+)
 def test_a_budget_around_the_search_ends_what_would_begin_again_and_again(
-    storage: Storage, task: str, effort: str
+    storage: Storage, task: str, effort: str, stage: str
 ) -> None:
     class Ended(Dueling):
         begun = 0
@@ -1167,10 +1171,11 @@ def test_a_budget_around_the_search_ends_what_would_begin_again_and_again(
                 return super().run(job, limits, on_stage)
             self.begun += 1
             assert self.begun < 5, "it begins the same again"
-            return Failure(FailureKind.OUT_OF_BUDGET, "start", "the budget of a benchmark is spent")
+            return Failure(FailureKind.OUT_OF_BUDGET, stage, "the budget of a benchmark is spent")
 
     table = Ended(t1=2.0, t2=2.06, t3=1.9)
-    study = run_study(request(ENDLESS, plans=PLANS, effort=effort), storage, table, Listener())
+    asked = request(ENDLESS, plans=PLANS, effort=effort, cold=stage == WorkerStage.MEASURE_COLD)
+    study = run_study(asked, storage, table, Listener())
     assert study.decision is not None
     assert study.decision.plan == PLANS[0], "the trials decide"
     assert table.begun == 1

@@ -32,11 +32,11 @@ def restored() -> Iterator[None]:
     template, kernel, key = inductor.TEMPLATE.get(), inductor.TEMPLATE_KERNEL.get(), inductor.GRAPH_KEY.get()
     lowerings = inductor.LOWERINGS.get()
     before, lowered = (template.generate, kernel.render, key.__init__), dict(lowerings)
-    three_tf32._add_to_templates.cache_clear()
+    three_tf32._add_once.cache_clear()
     yield
     template.generate, kernel.render, key.__init__ = before
     lowerings.update(lowered)
-    three_tf32._add_to_templates.cache_clear()
+    three_tf32._add_once.cache_clear()
 
 
 class Node:

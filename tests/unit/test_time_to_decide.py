@@ -228,16 +228,18 @@ def test_the_shipped_order_was_learned_from_four_of_the_twelve_and_from_none_for
 def test_neither_part_finds_code_that_the_other_compiled(
     program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    seen: dict[str, str] = {}
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    seen: dict[str, list[str]] = {}
 
     def note(part: str) -> bool:
-        seen[part] = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+        seen[part] = [os.environ[name] for name in names]
         return True
 
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "full")
+    for name in names:
+        monkeypatch.setenv(name, "full")
     monkeypatch.setattr(program, "has_decided", lambda _: False)
     monkeypatch.setattr(program, "note_begin", lambda _: None)
     monkeypatch.setattr(program, "tune", lambda _, store: note(store))
     monkeypatch.setattr(program, "run_again", lambda part, *_: note(part))
     program.run_parts(Namespace(date="2026-12-01", budget=9.0), [], tmp_path)
-    assert len({"full", seen["search"], seen["--try-all"]}) == 3
+    assert len({"full", *seen["search"], *seen["--try-all"]}) == 5

@@ -272,6 +272,8 @@ class SearchLoop:
         caches, limit_s = self.caches.list_folders(trial.plan), max(self._limit_s(history), 2 * trial.seconds)
         limits = self.request.make_limits(limit_s)  # without caches it compiles once more, perhaps in a later search
         restart = measure_again(self.launcher, job, limits, self.budget.spent.stage, caches, trial.digest)
+        if _is_out_of_budget(restart):
+            return False  # the trial stays as it is
         if isinstance(restart, Failure) and restart.stage == WorkerStage.MEASURE_COLD:
             self._cold = False  # what ended the worker is no fault of the plan
             self._why_not_cold = f"cold processor caches: {restart}"
@@ -284,7 +286,7 @@ class SearchLoop:
         kept = self.storage.keep_repeat(self.study_id, trial.plan, found, warm_s)
         self.listener.finish_repeat(kept or with_repeat(trial, found, warm_s))
         self._report_leader()
-        return not _is_out_of_budget(found)
+        return True
 
     def _hold_duel(self, challenger: Trial, leader: Trial, history: History) -> bool:
         """Time two plans beside each other, and return whether the budget left time for that."""

@@ -8,7 +8,8 @@ range. Tensor cores are so much faster that three products took 0.64 of cuBLAS's
 
 Inductor's templates pass `allow_tf32` instead, which is yes or no. So a further name of a backend in its option
 `max_autotune_gemm_backends` has them pass the precision. Inductor ignores a name that it does not know. Its autotuning
-then chooses between these kernels and cuBLAS by time. Large products have a kernel of Torchwise instead (`products`).
+then chooses between these kernels and cuBLAS by time. On Hopper, large products have a kernel of Torchwise instead
+(`products`).
 Kernels to which Inductor grants TF32, as the program does, stay as they are. Keys of compiled code have the option, and
 a note of this patch.
 """
@@ -41,8 +42,10 @@ WHO = f"{NAME} in Inductor's {OPTION}"
 PARAMETER = "ALLOW_TF32"
 IN_THREE = '"tf32x3"'
 """The value of the parameter, as it is written into a kernel."""
-_adding = threading.Lock()
 BEFORE, AFTER = f"allow_tf32={PARAMETER}", f"input_precision={PARAMETER}"
+
+
+_adding = threading.Lock()  # `functools.cache` lets two threads in at once
 
 
 def complete(options: dict[str, Any]) -> None:
@@ -74,18 +77,17 @@ def _list_names(backends: Any) -> list[str]:
 
 
 def add_to_templates() -> None:
-    """Do as `_add_to_templates`, once, also on several threads."""
-    with _adding:
-        _add_to_templates()
-
-
-@functools.cache
-def _add_to_templates() -> None:
     """Have Inductor's templates multiply so where its configuration names the backend. Others stay as they are.
 
     Raises:
         UnsupportedError: this torch writes such kernels in another way.
     """
+    with _adding:
+        _add_once()
+
+
+@functools.cache
+def _add_once() -> None:
     check(WHO, (inductor.GENERATE, inductor.RENDER, inductor.GRAPH_KEY))
     folder = Path(str(inductor.TEMPLATE_KERNELS.get(WHO).__file__)).parent / "templates"
     if BEFORE not in (folder / MAIN_TEMPLATE).read_text():

@@ -2,7 +2,7 @@
 
 Where Triton finds the parts of both sides, those of the columns pass through registers on their way to the tensor
 cores. Here they are read straight from memory. On an H200 such a product was 1.2 to 1.4 times as fast, and 1.9 to 2.2
-times as fast as cuBLAS. It is not compared with cuBLAS for each product, so it is for GPUs like that one alone.
+times as fast as cuBLAS. It is not compared with cuBLAS for each product, so it is for GPUs of that generation alone.
 
 Compiled code computes the parts in each call, so weights may change. That is little work beside a product of many rows.
 They lie in rows of whole vectors, with zeros at their ends. Concatenations get such zeros as well, as kernels read rows
@@ -15,7 +15,6 @@ A product with an infinite number is NaN: such a number has no second part.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from importlib import resources
 from typing import Any
@@ -27,9 +26,8 @@ from torchwise._torch.private_name import check
 
 WHO = "float32 products as three TF32 products"
 NAME = "torchwise_three_tf32"
-GENERATIONS = (9, 10)
-"""Major compute capabilities, Hopper and Blackwell for data centers. They multiply TF32 over seven times as fast as
-float32, where GPUs for graphics have a factor of two at most."""
+HOPPER = 9
+"""The major compute capability on which these kernels were measured. Others are left to Inductor's own."""
 LEAST_ROWS, LEAST_COLUMNS, LEAST_LENGTH = 2048, 64, 48
 """Fewer rows do not pay for the parts of the columns."""
 LEAST_RESULTS = 2**20
@@ -37,14 +35,13 @@ LEAST_RESULTS = 2**20
 VECTOR, READ_AT_ONCE = 4, 16
 """Float32 numbers in a vector of 16 bytes, and in the 64 bytes at which padded rows begin."""
 PADDED = "torchwise_padded"
-"""The attribute by which a concatenation of a graph names itself with zeros at the ends of its rows."""
+"""The attribute of a concatenation of a graph that holds the same one with zeros at the ends of its rows."""
 SUMMED = 32
 """Numbers of a row that tensor cores add at once. Rows of the parts are a multiple of it.
 
 Tensor cores cut off what does not fit in a sum, and the error grows with its length. On an H200 a product of rows of
 1,024 numbers had an error of 7.1e-6 where they added all of them, and 1.7e-7 by 32. cuBLAS in float32 had 2.4e-7.
 """
-_adding = threading.Lock()
 LOW_BITS, HALF = 0x1FFF, 0x1000
 """The bits of a float32 number that TF32 has not, and half of the last one that it has."""
 TILES = ((64, 128, 4, 3), (128, 64, 4, 3), (128, 64, 4, 4), (128, 128, 8, 3), (64, 64, 4, 4))
@@ -72,6 +69,7 @@ def add_to_lowerings(is_configured: Callable[[], bool]) -> None:
         UnsupportedError: this torch lacks something that is needed.
     """
     check(WHO, NEEDED)
+    _make_template()  # now, as nothing else adds to PyTorch meanwhile
     lowerings = inductor.LOWERINGS.get()
     lowerings[aten.mm.default] = _lower_mm(lowerings[aten.mm.default], is_configured)
     lowerings[aten.addmm.default] = _lower_addmm(lowerings[aten.addmm.default], is_configured)
@@ -157,11 +155,11 @@ def is_suited(rows: Any, columns: Any) -> bool:
 
 
 def _is_possible(tensor: Any) -> bool:
-    """Return whether a tensor's device is one of these, and the program does not allow TF32: one product is faster."""
+    """Return whether a tensor is on such a GPU, and the program does not allow TF32, of which one product is faster."""
     device = tensor.get_device()
     if device.type != "cuda" or torch.version.hip or torch.backends.cuda.matmul.fp32_precision == "tf32":
         return False
-    return torch.cuda.get_device_capability(device)[0] in GENERATIONS
+    return torch.cuda.get_device_capability(device)[0] == HOPPER
 
 
 def multiply(rows: Any, columns: Any) -> Any:
@@ -175,11 +173,9 @@ def multiply(rows: Any, columns: Any) -> Any:
 
 def _select(tensors: tuple[Any, ...], layout: Any) -> Any:
     """Return the product of rows with two parts of columns, by the kernel that is the fastest for it."""
-    with _adding:  # a name can be given to one template alone
-        template = _make_template()
     kernels: list[Any] = []
     for tile_m, tile_n, warps, stages in TILES:
-        template.maybe_append_choice(
+        _make_template().maybe_append_choice(
             kernels,
             input_nodes=tensors,
             layout=layout,

@@ -107,7 +107,7 @@ register(
     triton_option(
         ("max_autotune_gemm_backends", "ATEN,TRITON,TF32X3"),
         summary="Inductor picks each float32 product by timing kernels of libraries and of its own. Its own compute "
-        "three TF32 products, which are as exact (3xTF32), and so does a kernel of Torchwise for large ones",
+        "three TF32 products, which are as exact (3xTF32), and so does a kernel of Torchwise for large ones (Hopper)",
         required_traits=(Trait.FLOAT32, Trait.BUSY_PRODUCTS),
         excluded_by=(
             (Trait.HALF, "its weights have 16 bits already"),
