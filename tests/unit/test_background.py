@@ -596,7 +596,7 @@ class Searched:
 @pytest.fixture
 def searched(monkeypatch: pytest.MonkeyPatch) -> Searched:
     clock = [1000.0]
-    monkeypatch.setattr(search, "time", SimpleNamespace(time=lambda: clock[0]))
+    monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     found = Searched(clock)
     monkeypatch.setattr(search, "run_study", found)
     return found

@@ -28,13 +28,33 @@ def test_the_same_process_is_the_same_owner() -> None:
     assert LeaseOwner.current() == ME
 
 
+@pytest.mark.parametrize("step", [-3600.0, -1.0, 1.0, 8.0, 1e7])
+def test_a_clock_that_is_set_ends_no_process(step: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel then moves the boot time, as on a virtual machine that goes on after a while."""
+    _set_clock(monkeypatch, [psutil.boot_time() + step])
+    assert ME.is_alive(LONG)
+    assert LeaseOwner.current() == ME
+    assert not replace(ME, started=ME.started + step).is_alive(0.0)
+
+
+def test_a_clock_that_is_set_in_the_middle_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    boot = psutil.boot_time()
+    _set_clock(monkeypatch, [boot, boot + 30])
+    assert ME.is_alive(LONG)
+
+
+def _set_clock(monkeypatch: pytest.MonkeyPatch, boots: list[float]) -> None:
+    """Have psutil read the boot times one after the other, and the last one from then on."""
+    monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: boots.pop(0) if len(boots) > 1 else boots[0])
+
+
 def test_an_earlier_process_of_the_same_number_is_dead() -> None:
     assert not replace(ME, started=ME.started - 60).is_alive(0.0)
 
 
 def test_a_process_that_ended_is_dead_even_before_its_parent_asks() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    owner = LeaseOwner(ME.host, child.pid, psutil.Process(child.pid).create_time())
+    owner = LeaseOwner(ME.host, child.pid, psutil.Process(child.pid).create_time() - psutil.boot_time())
     assert owner.is_alive(LONG)
     child.kill()
     deadline = time.monotonic() + 10

@@ -61,7 +61,7 @@ def start_in_background(
         assert workload is not None, "there is no background search for a target"
         efforts = ("quick", request.effort) if request.plans is None else (request.effort,)
         path = tuple(sys.path)
-        return workload, Order(request, tuple(dict.fromkeys(efforts)), store, path, minimum_speedup, time.time())
+        return workload, Order(request, tuple(dict.fromkeys(efforts)), store, path, minimum_speedup, time.monotonic())
 
     workload, order = make_order(args, kwargs, examples, sizes)
     request = order.request

@@ -27,7 +27,7 @@ MAX_ID = 2**31 - 1
 """Maximum id of a study. Databases raise their own errors for larger ones."""
 HEARTBEAT_LIMIT_S = 600.0
 """Seconds without a heartbeat after which a process on another host counts as dead."""
-_START_TOLERANCE_S = 1.0  # psutil derives the start from the boot time, which the kernel corrects by fractions
+_START_TOLERANCE_S = 0.05  # the kernel counts starts in ticks of 0.01 s
 _RUNNING = TrialState.RUNNING.value
 
 
@@ -213,7 +213,8 @@ class LeaseOwner:
     """A process, distinguished from a later one with the same process id.
 
     Attributes:
-        started: when the process started, in seconds since the epoch.
+        started: when the process started, in seconds since the machine's boot. The time of day will not do: when a
+            machine's clock is set, as after a virtual machine was suspended, every process seems to have another start.
     """
 
     host: str
@@ -223,7 +224,7 @@ class LeaseOwner:
     @classmethod
     def current(cls) -> LeaseOwner:
         """Return this process."""
-        return cls(this_host(), os.getpid(), psutil.Process().create_time())
+        return cls(this_host(), os.getpid(), _read_start(psutil.Process()))
 
     def is_alive(self, silent_s: float) -> bool:
         """Whether the process is alive.
@@ -240,11 +241,24 @@ class LeaseOwner:
             process = psutil.Process(self.pid)
             if process.status() == psutil.STATUS_ZOMBIE:
                 return False
-            return abs(process.create_time() - self.started) <= _START_TOLERANCE_S
+            return abs(_read_start(process) - self.started) <= _START_TOLERANCE_S
         except psutil.NoSuchProcess:
             return False
         except psutil.AccessDenied:  # it exists and belongs to another user, so its start time is unknown
             return True
+
+
+def _read_start(process: psutil.Process) -> float:
+    """Return when a process started, in seconds since boot.
+
+    psutil adds the boot time of the moment to it, which moves with the clock. The same amount is taken off again.
+    """
+    while True:
+        before = psutil.boot_time()
+        started = process.create_time()
+        if psutil.boot_time() == before:  # else the clock was set between the two
+            return started - before
+        process = psutil.Process(process.pid)  # an object keeps the start that it has returned once
 
 
 def now(connection: Connection) -> float:

@@ -32,7 +32,7 @@ class Order:
         store: as for `tune`.
         path: the import path to use.
         minimum_speedup: the speed-up over eager that a plan must surely reach.
-        started: the time of the order, in seconds since the epoch.
+        started: the time of the order, by the monotonic clock, which all processes of a machine share and nobody sets.
     """
 
     request: Request
@@ -40,7 +40,7 @@ class Order:
     store: str | None
     path: tuple[str, ...]
     minimum_speedup: float = 1.0
-    started: float = field(default_factory=time.time)
+    started: float = field(default_factory=time.monotonic)
 
 
 ExtraCalls = Literal["any", "undrawn", "none"]

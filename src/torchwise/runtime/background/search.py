@@ -128,7 +128,7 @@ class OrderBudget:
     @property
     def left_s(self) -> float:
         """The seconds that are left."""
-        return max(self._end - time.time(), 0.0)
+        return max(self._end - time.monotonic(), 0.0)
 
     def for_search(self, effort: str, *, is_last: bool) -> float | None:
         """Return the seconds for the search of one tier: the rest is for the code of its plan, and for later tiers."""
