@@ -1,9 +1,9 @@
 """How soon searches decide on twelve programs on a CPU, or eight on a GPU: curves of each, and their medians.
 
-Each program is measured by `time_to_decide.py`: a search, then every plan of its space with at most --choices choices,
-then the plans near the best once more in one process. The summary has the medians that matter: the share of the time to
-try everything after which the search is within 2 % of the best, and the seconds of the whole search, with its profile
-of the model and its comparisons of plans. "With profile" are the seconds from the begin of a search to its first
+Each program is measured by `time_to_decide.py`: a search, then every plan that a search of effort --space could try and
+that has at most --choices choices, then the plans near the best once more in one process. The summary has the medians
+that matter: the share of the time to try everything after which the search is within 2 % of the best, and the seconds
+of the whole search, with its profile of the model and its comparisons of plans. "With profile" are the seconds from the begin of a search to its first
 verified plan that is faster than eager. All other seconds are those of trials.
 
 A run that is cut off continues with the same command and --date: programs that are done are not measured again, and
@@ -91,7 +91,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--gpus", help="GPUs that share the trials of all plans, as 0,1,2 (default: those visible)")
     parser.add_argument("--beside", type=int, default=1, help="processes on each GPU that try all plans")
-    parser.add_argument("--effort", default="quick", help="of the search, and of the space that is tried whole")
+    parser.add_argument("--effort", default="quick", help="of the search, and of each trial")
+    parser.add_argument("--space", default="thorough", help="effort whose plans are all tried")
     parser.add_argument("--choices", type=int, default=2, help="leave out plans of more choices than this")
     parser.add_argument("--budget", type=float, default=900.0, help="seconds of one program")
     parser.add_argument("--seconds", type=float, default=7200.0, help="seconds after which nothing further starts")
@@ -127,7 +128,8 @@ def measure(program: str, options: argparse.Namespace, left_s: float) -> int:
     """Measure one program, or go on with it, and return the exit code. Nothing further starts once no time is left."""
     command = [sys.executable, str(Path(__file__).with_name("time_to_decide.py")), program]
     budget_s = min(options.budget, left_s)
-    command += ["--effort", options.effort, "--choices", str(options.choices), "--budget", f"{budget_s:.1f}"]
+    command += ["--effort", options.effort, "--space", options.space, "--choices", str(options.choices)]
+    command += ["--budget", f"{budget_s:.1f}"]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0") if options.device == "cuda" else ""
     command += ["--device", options.device, "--gpus", options.gpus or visible, "--beside", str(options.beside)]
     command += ["--label", options.label, "--date", options.date, "--out", str(options.out.resolve())]

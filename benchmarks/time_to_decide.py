@@ -13,8 +13,8 @@ several processes, each with its own cores, which wait for each other to measure
 them, and no trial's time includes its waits. The same command continues a stopped run. On another day it needs --date,
 as file names contain the day.
 
-If the whole space is too large, --choices leaves out plans with more choices than its number, except those that the
-search tried.
+Everything is the plans that a search of the same effort could try, or with --space those of another effort. If that is
+too much, --choices leaves out plans with more choices than its number, except those that the search tried.
 
 The results also have the wall time after which the search first had a verified plan that is faster than eager. It
 includes the profile of the plain model, which the time of trials leaves out. It is unknown for a search that was
@@ -28,6 +28,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import os
 import re
 import sys
@@ -67,7 +68,8 @@ def main() -> None:
     parser.add_argument("--gpus", default="", help="GPUs that share the exhaustive run, as 0,1,2")
     parser.add_argument("--beside", type=int, default=1, help="processes of the exhaustive run on each GPU")
     parser.add_argument("--choices", type=int, help="leave out plans of more choices than this")
-    parser.add_argument("--effort", default="standard", help="of the search, and of the space that is tried whole")
+    parser.add_argument("--effort", default="standard", help="of the search, and of each trial")
+    parser.add_argument("--space", help="effort whose plans are all tried, such as thorough (default: the search's)")
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds after which nothing further starts")
     parser.add_argument("--label", help="hardware, for the names of the files; the device where left out")
     parser.add_argument("--out", type=Path, default=Path("."))
@@ -80,8 +82,7 @@ def main() -> None:
         options.target, options.effort, options.date, options.label or options.device
     )
     if options.try_all:
-        search = load_study(options, "search")
-        tune(options, "all", plans=limit_choices(space_of(search), search, options.choices))
+        tune(options, "all", plans=plans_to_try(options, load_study(options, "search")))
         return
     if options.finals:
         finals(options)
@@ -182,21 +183,24 @@ def load_study(options: argparse.Namespace, store: str) -> Study:
         return storage.get_study(study.id)
 
 
-def space_of(study: Study) -> list[Plan]:
-    """List every plan that the search could have reached, simple ones first."""
+def plans_to_try(options: argparse.Namespace, search: Study) -> list[Plan]:
+    """List the plans that are everything: those of at most --choices choices, simple ones first, and the search's."""
+    most = math.inf if options.choices is None else options.choices
+    plans = [plan for plan in space_of(search, options.space) if len(choices_of(plan)) <= most]
+    tried = [trial.plan for trial in search.trials if not trial.plan.is_eager]
+    return list(dict.fromkeys([*plans, *tried]))
+
+
+def space_of(study: Study, effort: str | None) -> list[Plan]:
+    """List every plan that a search at this effort, or at its own, could reach, simple ones first."""
     traits = History(study.workload, study.inspection, study.trials).traits
-    space = PlanSpace(study.workload.device, study.workload.mode, traits, Numerics.of(study.allow), study.effort)
+    numerics = Numerics.of(study.allow)
+    space = PlanSpace(study.workload.device, study.workload.mode, traits, numerics, effort or study.effort)
     found, border = {EAGER: None}, [EAGER]
     while border:
         border = [plan for each in border for plan, _ in space.neighbours(each) if plan not in found]
         found |= dict.fromkeys(border)
     return [plan for plan in found if not plan.is_eager]
-
-
-def limit_choices(space: list[Plan], search: Study, most: int | None) -> list[Plan]:
-    """Leave out plans of more than `most` choices, but not those that the search tried."""
-    tried = {trial.plan for trial in search.trials}
-    return [plan for plan in space if most is None or len(choices_of(plan)) <= most or plan in tried]
 
 
 def run_again(part: str, date: str, lanes: list[Lane], budget: float = 1.0) -> bool:
@@ -247,8 +251,8 @@ def report(options: argparse.Namespace) -> str:
     speeds = speeds_of(everything)
     again = json.loads(path_of(options, "finals", "json").read_text())
     speeds |= once_more(speeds, again["ratios"])
-    space, known = space_of(search), {trial.plan for trial in everything.trials}
-    to_try = limit_choices(space, search, options.choices)
+    space, known = space_of(search, options.space), {trial.plan for trial in everything.trials}
+    to_try = plans_to_try(options, search)
     unfinished = [plan for plan in to_try if plan not in known]
     best = max(speeds.values())
     curves = {"search": curve(search.trials, speeds), "everything": curve(everything.trials, speeds)}
@@ -260,7 +264,7 @@ def report(options: argparse.Namespace) -> str:
     lines = [
         f"{options.target} on {machine}, {options.date}, effort {options.effort}",
         "",
-        f"- everything: {len(everything.trials)} plans in {whole:.0f} s; the best is {best:.3f} times eager",
+        f"- everything, of effort {options.space or options.effort}: {len(everything.trials)} plans in {whole:.0f} s; the best is {best:.3f} times eager",
         f"- the search: {search.seconds:.0f} s from its start to its decision",
         f"- its trials: {len(search.trials)} plans in {own:.0f} s ({own / max(whole, 1e-9):.0%}); the decision, "
         f"{search.decision.plan if search.decision else '-'}, is {decided:.3f} times eager ({decided / best:.1%})",
@@ -272,7 +276,7 @@ def report(options: argparse.Namespace) -> str:
         lines += [f"- a verified plan faster than eager {first_wall_s:.0f} s after the search began, profile included"]
     lines += [f"- the {len(again['ratios'])} plans near the best were timed in one process, against {again['best']}"]
     if len(to_try) < len(space):
-        lines += [f"- {len(to_try)} of {len(space)} plans have at most {options.choices} choices and were to be tried"]
+        lines += [f"- {len(to_try)} of {len(space)} plans were to be tried: those of at most {options.choices} choices"]
     lines += [f"- {len(unfinished)} plans are left to try: run the same command again"] if unfinished else []
     lines += ["", "| plan | times eager | seconds |", "|---|---|---|"]
     ranked = sorted(everything.trials, key=lambda trial: -speeds.get(trial.plan, 0.0))

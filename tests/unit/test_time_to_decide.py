@@ -23,6 +23,7 @@ from torchwise.records import StudyState
 from torchwise.workload.target import find_factory
 
 ONE, TWO, SLOW = Plan(threads=1), Plan(threads=2), Plan(threads=3)
+DEEP = Plan(backend="inductor", threads=2)
 STEP = """
 import torch
 import torchwise
@@ -129,15 +130,38 @@ def test_the_report_has_what_a_table_of_programs_needs(
         trials=trials, decision=None, seconds=30.0, environment=environment, workload=WorkloadSpec("zoo:a")
     )
     monkeypatch.setattr(program, "load_study", lambda *_: study)
-    monkeypatch.setattr(program, "space_of", lambda _: [ONE, TWO])
+    monkeypatch.setattr(program, "space_of", lambda *_: [ONE, TWO])
     monkeypatch.setattr(program, "draw", lambda *_: None)
     stem = tmp_path / "found"
-    options = Namespace(stem=stem, target="zoo:a", date="2026-11-29", effort="quick", choices=None)
+    options = Namespace(stem=stem, target="zoo:a", date="2026-11-29", effort="quick", space=None, choices=None)
     program.path_of(options, "finals", "json").write_text(json.dumps({"best": str(ONE), "ratios": {str(ONE): 1.0}}))
     program.path_of(options, "begun", "json").write_text("[1000.0]")
     assert "a verified plan faster than eager 15 s after the search began, profile included" in program.report(options)
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["first_wall_s"], found["unfinished"]) == (15.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("space", "most", "expected"),
+    [(None, None, {ONE, TWO, DEEP}), ("thorough", 1, {ONE, TWO, SLOW}), ("thorough", 0, {TWO}), (None, 1, {ONE, TWO})],
+)
+def test_everything_is_the_plans_of_an_effort_and_those_of_the_search(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, space: str | None, most: int | None, expected: set[Plan]
+) -> None:
+    plans = {None: [ONE, DEEP], "thorough": [ONE, SLOW, DEEP]}
+    monkeypatch.setattr(program, "space_of", lambda _, effort: plans[effort])
+    search = SimpleNamespace(trials=(a_trial(EAGER, 1.0), a_trial(TWO, 2.0)))
+    found = program.plans_to_try(Namespace(space=space, choices=most), search)
+    assert set(found) == expected
+    assert len(found) == len(expected)
+
+
+def test_the_space_of_another_effort_is_larger(program: ModuleType) -> None:
+    study = SimpleNamespace(
+        trials=(), workload=WorkloadSpec("zoo:a"), inspection=an_inspection(), allow="same-precision", effort="quick"
+    )
+    own, all_of_them = program.space_of(study, None), program.space_of(study, "thorough")
+    assert set(own) == set(program.space_of(study, "quick")) < set(all_of_them)
 
 
 # ---- twelve programs
