@@ -3,8 +3,8 @@
 Each program is measured by `time_to_decide.py`: a search, then every plan that a search of effort --space could try and
 that has at most --choices choices, then the plans near the best once more in one process. The summary has the medians
 that matter: the share of the time to try everything after which the search is within 2 % of the best, and the seconds
-of the whole search, with its profile of the model and its comparisons of plans. "With profile" are the seconds from the begin of a search to its first
-verified plan that is faster than eager. All other seconds are those of trials.
+of the whole search, with its profile of the model and its comparisons of plans. "With profile" are the seconds from the
+begin of a search to its first verified plan that is faster than eager. All other seconds are those of trials.
 
 A run that is cut off continues with the same command and --date: programs that are done are not measured again, and
 finished trials of others are kept. After --seconds nothing further starts.

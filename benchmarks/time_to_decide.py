@@ -264,7 +264,8 @@ def report(options: argparse.Namespace) -> str:
     lines = [
         f"{options.target} on {machine}, {options.date}, effort {options.effort}",
         "",
-        f"- everything, of effort {options.space or options.effort}: {len(everything.trials)} plans in {whole:.0f} s; the best is {best:.3f} times eager",
+        f"- everything, of effort {options.space or options.effort}: {len(everything.trials)} plans in {whole:.0f} s; "
+        f"the best is {best:.3f} times eager",
         f"- the search: {search.seconds:.0f} s from its start to its decision",
         f"- its trials: {len(search.trials)} plans in {own:.0f} s ({own / max(whole, 1e-9):.0%}); the decision, "
         f"{search.decision.plan if search.decision else '-'}, is {decided:.3f} times eager ({decided / best:.1%})",
