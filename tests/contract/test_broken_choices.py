@@ -36,7 +36,7 @@ MODELS = {
     ),
     **dict.fromkeys(("int8_dynamic", "int8_weights", "int4_weights"), "linear"),
     **dict.fromkeys(("fp8_weights", "fp8_dynamic", "fp8_per_tensor"), "linear"),
-    **dict.fromkeys(("compiled_lstm", "isolate_rnn"), "lstm"),
+    **dict.fromkeys(("compiled_rnn", "isolate_rnn"), "lstm"),
     **dict.fromkeys(("patch_matmul", "group_norm"), "convolution"),
     "tanh_gelu": "gelu",
     "no_dropout": "dropout",

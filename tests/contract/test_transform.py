@@ -79,14 +79,18 @@ class TestIsolateRnn(OfInductor):
         return (make_rows(3),)
 
 
-class TestCompiledLstm(OfInductor):
-    @pytest.fixture
-    def choice(self) -> Choice:
-        return load_choices()["transforms", "compiled_lstm"]
+class TestCompiledRNN(OfInductor):
+    @pytest.fixture(params=[torch.nn.RNN, torch.nn.GRU, torch.nn.LSTM])
+    def kind(self, request: pytest.FixtureRequest) -> Any:
+        return request.param
 
     @pytest.fixture
-    def model(self) -> torch.nn.Module:
-        return torch.nn.LSTM(4, 4, num_layers=2).eval()
+    def choice(self) -> Choice:
+        return load_choices()["transforms", "compiled_rnn"]
+
+    @pytest.fixture
+    def model(self, kind: type[torch.nn.RNNBase]) -> torch.nn.Module:
+        return kind(4, 4, num_layers=2).eval()
 
     @pytest.fixture
     def inputs(self) -> tuple[Any, ...]:

@@ -299,6 +299,34 @@ def test_code_that_reads_pi_is_called_without_dynamo() -> None:
     assert counted.steady_calls == 0
 
 
+def widen(x: torch.Tensor) -> torch.Tensor:
+    wide = x.double() if x.dtype in (torch.float32, torch.float16) else x
+    return wide.clone(memory_format=torch.contiguous_format)
+
+
+@pytest.mark.parametrize("x", [X, X.double()], ids=["float32", "float64"])
+def test_code_that_reads_dtypes_of_torch_is_called_without_dynamo(x: torch.Tensor) -> None:
+    counted = Counted(widen, x)
+    assert counted.bypass.reason == ""
+    assert torch.equal(counted(x), widen(x))
+    assert counted.steady_calls == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "is_covered"),
+    [
+        ("G['torch'].float32", torch.float32, True),
+        ("G['t'].strided", torch.strided, True),
+        ("G['torch'].float", torch.float32, False),
+        ("G['config'].dtype", torch.float32, False),
+        ("G['float32']", torch.float32, False),
+    ],
+)
+def test_a_dtype_by_the_name_that_torch_has_for_it_does_not_change(place: str, value: Any, is_covered: bool) -> None:
+    guard = SimpleNamespace(name=place, is_global=True, guard_type="EQUALS_MATCH", value=value)
+    assert guard_bypass.is_covered(guard, None, {}) is is_covered
+
+
 @pytest.mark.parametrize(("value", "is_covered"), [(True, False), (1e-5, False), (torch.relu, True), ({}, True)])
 def test_plain_values_in_modules_of_torch_are_no_constants(value: Any, is_covered: bool) -> None:
     guard = SimpleNamespace(name="G['__import_torch_dot_nn'].it", is_global=True, guard_type="", value=value)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchwise.compile import compile_plan
-from torchwise.compile.programs.recurrent_cells import decompose_gru_cell, decompose_lstm_cell
+from torchwise.compile.recurrent_cells import decompose_gru_cell, decompose_lstm_cell
 from torchwise.plan import Plan
 from torchwise.workload import Example
 

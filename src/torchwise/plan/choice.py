@@ -79,6 +79,10 @@ class Stage(StrEnum):
     """
 
 
+FORMER_TRANSFORMS = {"compiled_lstm": "compiled_rnn"}
+"""The former names of rewrites, with those that they have now."""
+
+
 @renamed_fields(
     numerics="legality",
     required_traits="needs",
@@ -318,8 +322,9 @@ def _realize_in_part(code: Code, names: tuple[str, ...], call: Callable[..., Any
 
 
 def complete_name(transform: str) -> str:
-    """Return the name of a rewrite, with the digest of its code if it is a kernel of the user's named without one."""
+    """Return the name of a rewrite: its present one, with the digest of the code of a kernel of the user's."""
     load_own_choices()
+    transform = FORMER_TRANSFORMS.get(transform, transform)
     if ("transforms", transform) in CHOICES or DIGEST_MARK in transform:
         return transform
     of_kernels = (name for name in list_values("transforms") if name.partition(DIGEST_MARK)[0] == transform)

@@ -37,7 +37,7 @@ class Trait(OpenEnum):
     CONV3D = "conv3d", "spends time in convolutions of volumes"
     COMPLEX = "complex", "computes with complex numbers"
     RNN = "rnn", "has an nn.RNN, nn.GRU or nn.LSTM"
-    LSTM = "lstm", "has an nn.LSTM that oneDNN runs as a whole"
+    COMPILABLE_RNN = "compilable_rnn", "has an nn.RNN, nn.GRU or nn.LSTM that may be part of a compiled graph"
     PATCHES = "patches", "has convolutions whose windows do not overlap"
     SHORT_ROWS = "short_rows", "reads points of a few coordinates again and again"
     ONE_ROW = "one_row", "multiplies its matrices by one row each"
@@ -91,7 +91,7 @@ class Trait(OpenEnum):
     @classmethod
     def former_values(cls) -> Mapping[str, str]:
         """Return the values of earlier versions."""
-        return {"questions": "reads_bool", "numbers": "reads_scalar"}
+        return {"questions": "reads_bool", "numbers": "reads_scalar", "lstm": "compilable_rnn"}
 
     @property
     def summary(self) -> str:

@@ -341,12 +341,12 @@ class History:
         # Another compiler's time tells nothing of this one's.
         alike = [t for t in self.trials if t.costs and t.plan.backend == plan.backend != "eager"]
         seen = [(t.costs.cold_s, compile_factor_of(t.plan)) for t in alike if t.costs]
-        return factor * min((cold / f for cold, f in seen if f > 0), default=self._plain_compile_s)
+        return factor * min((cold / f for cold, f in seen if f > 0), default=self._predict_plain_s(plan))
 
-    @property
-    def _plain_compile_s(self) -> float:
-        """Seconds of a plain compile by the number of operators, except those in an RNN, which reach no compiler."""
-        operators = 0 if Trait.RNN in self.inspection.traits else self.inspection.operators or 0
+    def _predict_plain_s(self, plan: Plan) -> float:
+        """Predict a plain compile by the number of operators. Those of an RNN count if it is compiled."""
+        reach = Trait.RNN not in self.inspection.traits or "compiled_rnn" in plan.transforms
+        operators = (self.inspection.operators or 0) if reach else 0
         return PLAIN_COMPILE_S[self.workload.device] + PER_OPERATOR_S * operators
 
     def ran_out(self, plan: Plan) -> Trial | None:

@@ -268,7 +268,7 @@ def is_covered(guard: Any, own: str | None, arguments: Mapping[str, Any]) -> boo
     if name.startswith(("type(", "dict(type(")):  # a class's code, or the dict of it. The rest of it is data
         return isinstance(guard.value, _CODE) or guard.guard_type == "TYPE_MATCH" or name.endswith(".__dict__)")
     if guard.is_global:
-        if isinstance(guard.value, _CODE) or name == _FASTPATH:
+        if isinstance(guard.value, _CODE) or name == _FASTPATH or _is_name_of(guard.value, name):
             return True
         return _OF_TORCH.search(name) is not None and not is_frozen(guard.value)  # a plain value there is a setting
     root = re.match(r"\w+", name)
@@ -282,6 +282,12 @@ def is_covered(guard: Any, own: str | None, arguments: Mapping[str, Any]) -> boo
     if guard.guard_type == "HASATTR" and _attribute_of(guard) is None:
         return True  # `reads_of` notes the attribute
     return is_frozen(guard.value) or isinstance(guard.value, _CODE)
+
+
+def _is_name_of(value: Any, place: str) -> bool:
+    """Whether a global is the very name that PyTorch has for a value of its own, such as `torch.float32`."""
+    is_own = isinstance(value, (torch.dtype, torch.layout, torch.memory_format))
+    return is_own and place.endswith(f"'].{str(value).removeprefix('torch.')}")
 
 
 def _is_in_signature(place: str, value: Any) -> bool:

@@ -11,12 +11,13 @@ import contextlib
 import importlib.util
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from torchwise._torch import dynamo
-from torchwise._torch.dispatch import GRU_CELL, LSTM_CELL
+from torchwise._torch.dispatch import GRU_CELL, LSTM_CELL, RNNS
 from torchwise.compile.backends.graphs import NOTHING, Varying, compile_call
 from torchwise.compile.backends.idle_dropout import take_out_idle_dropout
 from torchwise.compile.backends.pure_graph import PureGraph
@@ -24,10 +25,10 @@ from torchwise.compile.programs.build import find_exchange, load_module
 from torchwise.compile.programs.complex_numbers import join_complex, split_complex
 from torchwise.compile.programs.gpu.target import GpuTarget
 from torchwise.compile.programs.noise import draw_inside, free_noise
-from torchwise.compile.programs.recurrent_cells import decompose_gru_cell, decompose_lstm_cell
 from torchwise.compile.programs.region_map import announce
 from torchwise.compile.programs.regions import CpuTarget, Region, Target, find_regions, tell_refusals
 from torchwise.compile.programs.source import write_source
+from torchwise.compile.recurrent_cells import decompose_gru_cell, decompose_lstm_cell, decompose_short_rnn
 from torchwise.compile.transforms.complex_to_real.rewrite import Rewriting
 from torchwise.errors import UnsupportedError, first_line, format_error
 from torchwise.plan import Plan
@@ -184,8 +185,14 @@ def _list_decompositions() -> dict[Any, Callable[..., Any]]:
         torch.ops.aten.eye.m: _decompose_eye,
         GRU_CELL: decompose_gru_cell,
         LSTM_CELL: decompose_lstm_cell,
+        torch.ops.aten._assert_tensor_metadata.default: _decompose_check,
     }
+    own |= {one: partial(decompose_short_rnn, table[one]) for one in RNNS}
     return {one: write for one, write in table.items() if str(one) not in DRAWS} | own
+
+
+def _decompose_check(*_tensor_and_metadata: Any, **_more: Any) -> None:
+    """Do nothing: the check holds for the inputs that were traced, and Dynamo's guards ask for others like them."""
 
 
 def _decompose_eye(

@@ -1,14 +1,20 @@
-"""Cells of recurrent nets as plain operators. PyTorch computes them on a GPU by operators of their own.
+"""Cells of recurrent nets as plain operators, where PyTorch computes them by operators of their own.
 
-`nn.GRUCell` and `nn.LSTMCell` become two products and one of these there
+On a GPU `nn.GRUCell` and `nn.LSTMCell` become two products and one of these
 (https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/RNN.cu). A region would end at each of them, and
-Inductor calls it as it is.
+Inductor calls it as it is. In an exported graph a whole `nn.RNN`, `nn.GRU` or `nn.LSTM` is one operator as well.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
+
+MAX_CELLS = 200
+"""Most steps of all layers and directions that are parts of a graph: each is some 20 operators."""
 
 
 def decompose_gru_cell(
@@ -57,6 +63,22 @@ def decompose_lstm_cell(
     memory = keep * cell.to(wide) + enter * new
     output = leave * torch.tanh(memory)
     return output.to(dtype), memory.to(dtype), torch.cat((enter, keep, new, leave), 1).to(dtype)
+
+
+def decompose_short_rnn(
+    decompose: Callable[..., Any], x: Tensor, state: Tensor | Sequence[Tensor], weights: Sequence[Tensor], *options: Any
+) -> Any:
+    """Return the steps of an RNN, or `NotImplemented` if a graph would be too long by them, so that it stays whole.
+
+    Args:
+        decompose: PyTorch's own way.
+        x: (steps, batch, inputs), or (batch, steps, inputs) if the last option says so.
+        state: output before, (layers * directions, batch, hidden), and for an LSTM also the memory.
+        weights: all of them.
+        options: as of `torch.gru`.
+    """
+    steps, output = x.shape[1 if options[-1] else 0], state if isinstance(state, Tensor) else state[0]
+    return NotImplemented if steps * output.shape[0] > MAX_CELLS else decompose(x, state, weights, *options)
 
 
 def _find_wide(dtype: torch.dtype) -> torch.dtype:
