@@ -47,6 +47,11 @@ from torchwise.records.statistics import Interval, ratio_of
 CALLS = 10_000_000
 OWN, OWN_UNCAPTURED, FEW_ROWS = "row programs", "row programs, not captured", "products of few rows, captured"
 FEW_ROWS_EARLY, THREE_TF32 = "products of few rows, early, captured", "three TF32, captured"
+COMPILED_RNN, ROLLED_RNN, ISOLATED_RNN = (
+    "compiled RNN, captured",
+    "compiled RNN, rolled, captured",
+    "isolated RNN, captured",
+)
 KERNELS = (OWN, OWN_UNCAPTURED, FEW_ROWS, FEW_ROWS_EARLY, THREE_TF32)
 """Plans with kernels of Torchwise."""
 NO_GRAPHS = "max-autotune-no-cudagraphs"
@@ -61,6 +66,9 @@ PLANS = {
     FEW_ROWS: CAPTURED.with_choice("transforms", "products_of_few_rows"),
     FEW_ROWS_EARLY: EARLY.with_choice("transforms", "products_of_few_rows"),
     THREE_TF32: CAPTURED.with_choice("options", ("max_autotune_gemm_backends", "ATEN,TRITON,TF32X3")),
+    COMPILED_RNN: CAPTURED.with_choice("transforms", "compiled_rnn"),
+    ROLLED_RNN: replace(CAPTURED, scope="rolled").with_choice("transforms", "compiled_rnn"),
+    ISOLATED_RNN: CAPTURED.with_choice("transforms", "isolate_rnn"),
     "reduce-overhead": INDUCTOR.with_choice("mode", "reduce-overhead"),
     "max-autotune": INDUCTOR.with_choice("mode", "max-autotune"),
     "max-autotune, captured": CAPTURED.with_choice("mode", NO_GRAPHS),

@@ -188,6 +188,8 @@ WITHOUT_PRODUCTS = ("scan", "monte_carlo", "particles")
 """Programs without a matrix product, to which TF32 means nothing."""
 ZOO = {
     "energy_flow_rollout": "zoo:energy_flow.rollout",
+    "energy_flow_step": "zoo:energy_flow.fused_step",
+    "carrier": "zoo:energy_flow.carrier",
     "many_small_ops": "zoo:tutorial.many_small_ops",
     "gru_step": "zoo:ivhl.gru_step",
     "neuron": "zoo:energy_flow.neuron",

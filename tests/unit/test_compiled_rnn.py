@@ -13,7 +13,9 @@ from torchwise.compile import aot, compile_plan
 from torchwise.compile.programs.region_map import tell_regions
 from torchwise.compile.transforms.compiled_rnn import compile_rnns, has_rnn
 from torchwise.errors import PlanError, StalePlanError, UnsupportedError
-from torchwise.plan import Plan
+from torchwise.plan import EAGER, Plan, PlanSpace
+from torchwise.plan.trait import Trait
+from torchwise.trial.inspection import _compatible
 from torchwise.workload import Example
 
 COMPILED = Plan(backend="counting", transforms=("compiled_rnn",))
@@ -253,3 +255,42 @@ def test_weights_that_a_hook_computes_are_used(x: Tensor) -> None:
     model = Tagger().eval()
     prune.l1_unstructured(model.rnn, "weight_hh_l0", 0.5)
     torch.testing.assert_close(compile_call(model, COMPILED, x)(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("device", "more", "repeats"),
+    [("cuda", {"compilable_rnn"}, True), ("cpu", {"compilable_rnn"}, False), ("cuda", set(), False)],
+)
+def test_what_repeats_around_an_rnn_may_be_rolled_on_a_gpu(device: str, more: set[str], repeats: bool) -> None:
+    """There an RNN is one operator, whose own steps are not among those that repeat."""
+    traits = frozenset(map(Trait, {"rnn", "repeats", "long", *more}))
+    assert (Trait.REPEATS in _compatible(traits, device)) is repeats
+
+
+def test_a_rolled_loop_around_an_rnn_has_it_compiled() -> None:
+    traits = frozenset({Trait.RNN, Trait.COMPILABLE_RNN, Trait.REPEATS, Trait.MODULE})
+    space = PlanSpace("cuda", "inference", traits, effort="quick")
+    rolled = [plan for plan, choice in space.neighbours(EAGER) if choice.value == "rolled"]
+    assert rolled[0] == Plan(backend="inductor", scope="rolled", transforms=("compiled_rnn",))
+
+
+class Loop(nn.Module):
+    """Steps of a controller with a memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.last = nn.GRU(4, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        for _ in range(12):
+            out, state = self.rnn(x[None], state)
+            x = x + torch.tanh(self.last(out[0]))
+        return x, state
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_loop_around_an_rnn_is_rolled() -> None:
+    model, args = Loop().eval(), (torch.randn(3, 4), torch.randn(1, 3, 6))
+    plan = Plan(backend="inductor", scope="rolled", transforms=("compiled_rnn",))
+    torch.testing.assert_close(compile_call(model, plan, *args)(*args), model(*args))

@@ -77,7 +77,7 @@ def test_all_plans_are_within_the_numerics_and_lower_ones_multiply_in_tf32(gpu: 
     assert {name for name in others if name in plans} == (set(others) if allow == "lower-precision" else set())
     rest = "tf32" if allow == "lower-precision" else "native"
     assert {name: plan.precision for name, plan in plans.items()} == {name: others.get(name, rest) for name in plans}
-    assert len(set(plans.values())) == len(plans) == (13 if allow == "lower-precision" else 12)
+    assert len(set(plans.values())) == len(plans) == (16 if allow == "lower-precision" else 15)
     assert gpu.choose_plans(None, plans) == list(plans)
 
 
@@ -137,7 +137,7 @@ def test_a_plain_compile_that_is_cut_off_spares_others_of_the_same_graph(
     plans = gpu.list_plans("cuda", "same-precision")
     assert list(gpu.measure_missing("zoo:a", row, plans, OPTIONS, float("inf"))) == list(plans)
     own = ["row programs", "row programs, not captured"]
-    assert measured == [*own, "captured", "inductor, captured", "rolled, captured"]
+    assert measured == [*own, "captured", "inductor, captured", "compiled RNN, rolled, captured", "rolled, captured"]
     assert row["plans"]["max-autotune"]["said"] == "not begun"
     assert "inductor, captured was cut off" in row["plans"]["max-autotune"]["why"]
     assert row["eager_s"] == 1e-3

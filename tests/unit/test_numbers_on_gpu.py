@@ -140,4 +140,4 @@ def test_a_search_brings_the_capture_along() -> None:
 
     assert propose_captures("reads_scalar") == {"call"}
     assert propose_captures("reads_bool") == set()
-    assert _compatible(frozenset({"reads_scalar", "static_form"})) == {"static_form"}
+    assert _compatible(frozenset({"reads_scalar", "static_form"}), "cuda") == {"static_form"}

@@ -322,8 +322,10 @@ def test_a_search_captures_in_branches_what_asks() -> None:
     assert captures("reads_bool") == ["call", "branches"], "a model may ask in eager and not while it is recorded"
     assert captures("reads_bool", "stochastic") == captures("reads_bool", "writes_inputs") == ["call"]
     assert captures("reads_bool", "prints") == []
-    assert _compatible(frozenset({"reads_bool", "static_form"})) == {"static_form"}
-    assert "repeats" in _compatible(frozenset({"reads_bool", "repeats"})), "it may ask nothing while it is traced, too"
+    assert _compatible(frozenset({"reads_bool", "static_form"}), "cuda") == {"static_form"}
+    assert "repeats" in _compatible(frozenset({"reads_bool", "repeats"}), "cuda"), (
+        "it may ask nothing while it is traced, too"
+    )
 
 
 # ---- recording, with a GPU that only keeps books

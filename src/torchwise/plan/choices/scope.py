@@ -56,6 +56,7 @@ register(
         requires=ON_INDUCTOR,
         # So it is tried before the whole is compiled, which may take minutes.
         implies=(("backend", "inductor"), ("transforms", "complex_to_real")),
+        implies_for=((Trait.COMPILABLE_RNN, ("transforms", "compiled_rnn")),),  # else a loop over it is no graph
         effort="quick",
         # On two busy CPU cores 13 s where the whole takes 90 to 109 (100 Gross-Pitaevskii steps of 16³, complex numbers
         # rewritten); rounded up, as less of most programs repeats.
