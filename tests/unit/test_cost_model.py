@@ -7,6 +7,7 @@ from sketches import CAPTURE, INDUCTOR, a_history, a_trial, an_inspection, make_
 
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.choice import load_choices
+from torchwise.plan.trait import Trait
 from torchwise.records import CostModel, Interval, TrialState
 from torchwise.study.history import BESIDE_S, BETWEEN_S, PLAIN_COMPILE_S, WARM_SHARE
 
@@ -132,6 +133,13 @@ def test_compile_time_is_assumed_until_it_was_seen() -> None:
     assert a_history(device="cuda").predict_overhead_s(AUTOTUNED) == FACTOR * PLAIN_COMPILE_S["cuda"]
     assert a_history(restarts=3).predict_overhead_s(INDUCTOR) == PLAIN_COMPILE_S["cpu"] * (1 + 2 * WARM_SHARE)
     assert a_history().predict_overhead_s(CAPTURE) == 0
+
+
+def test_the_operators_of_an_rnn_take_time_to_compile_only_if_it_is_compiled() -> None:
+    inspection = an_inspection(1.0, operators=1000, traits=frozenset({Trait.RNN}))
+    history = a_history(inspection=inspection)
+    assert history.predict_cold_s(Plan(backend="inductor", transforms=("isolate_rnn",))) < 1.01 * PLAIN_COMPILE_S["cpu"]
+    assert history.predict_cold_s(Plan(backend="inductor", transforms=("compiled_rnn",))) > 1.5 * PLAIN_COMPILE_S["cpu"]
 
 
 def test_compile_time_is_scaled_from_what_was_seen() -> None:

@@ -179,8 +179,9 @@ def test_an_rnn_is_priced_isolated() -> None:
     assert not list(find_breaks(seen, prices)), "its break is not told twice"
 
 
-def test_a_plan_that_has_the_mend_already_is_not_told_to_have_it() -> None:
-    plan = Plan(backend="inductor", transforms=("isolate_rnn",))
+@pytest.mark.parametrize("mend", ["isolate_rnn", "compiled_rnn"])
+def test_a_plan_that_has_the_mend_already_is_not_told_to_have_it(mend: str) -> None:
+    plan = Plan(backend="inductor", transforms=(mend,))
     assert not list(find_rnn(evidence(has_rnn=True, plan=plan), FixedPrices(price(1e-6))))
     assert not list(find_rnn(evidence(has_rnn=True, plan=EAGER), FixedPrices(price(1e-6))))
 

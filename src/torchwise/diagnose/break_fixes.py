@@ -308,10 +308,10 @@ _RULES: tuple[Rule, ...] = (
     ),
     Pattern(
         "recurrent",
-        "PyTorch does not compile RNN modules, and may leave the code after them uncompiled, too. Have Torchwise "
-        "isolate it (`torchwise tune` tries `isolate_rnn`), or put it in a module whose forward is under "
-        "`torch.compiler.disable`: the code on both sides is then compiled. For few steps, loop over `nn.GRUCell` or "
-        "`nn.LSTMCell`, which is compiled.",
+        "PyTorch does not compile RNN modules, and may leave the code after them uncompiled, too. `torchwise tune` "
+        "tries to compile it with the rest if its steps are few (`compiled_rnn`), and to isolate it (`isolate_rnn`). "
+        "By hand, put it in a module whose forward is under `torch.compiler.disable`: the code on both sides is then "
+        "compiled. Or for few steps, loop over `nn.GRUCell` or `nn.LSTMCell`, which is compiled.",
         r"RNN, GRU, or LSTM|\b(GRU|LSTM|RNN)\(|nn\.modules\.rnn|variables\.lazy.*rnn",
         setting=f"{dynamo.CONFIG}.allow_rnn = True",
         consequence="The steps are unrolled: compiling takes seconds for every few steps, and again for each length. "

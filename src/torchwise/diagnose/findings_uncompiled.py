@@ -93,7 +93,7 @@ def _estimate_break_cost(one: Break, evidence: Evidence, savings: Savings, break
 def find_rnn(evidence: Evidence, savings: Savings) -> Iterator[Finding]:
     """Find an RNN inside a compiled model that was not isolated."""
     base = evidence.base
-    if not evidence.has_rnn or base.is_eager or "isolate_rnn" in base.transforms:
+    if not evidence.has_rnn or base.is_eager or {"isolate_rnn", "compiled_rnn"} & {*base.transforms}:
         return
     if (plan := evidence.with_choice("transforms", "isolate_rnn")) is None:  # the plan's scope excludes it
         return
