@@ -38,6 +38,7 @@ class Tensor:
 
 SYMBOL = sympy.Symbol("s0", integer=True)
 GOOD = (Tensor(8192, 256), Tensor(256, 512))
+SELECT = products._select
 
 
 @pytest.fixture
@@ -157,6 +158,27 @@ def test_parts_are_those_of_the_columns_in_rows_of_whole_vectors(parts: list[lis
     assert ((64, 20), (20, 1)) in rows, "an input as it is"
     assert {one[1] for one in parts} >= {((24, 64), (64, 1)), ((32, 96), (96, 1)), ((64, 32), (32, 1))}
     assert all(one[1] == one[2] for one in parts)
+
+
+@pytest.mark.slow
+def test_a_product_that_has_none_of_these_kernels_is_pytorch_s(
+    parts: list[list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch says no to a kernel by not adding it to the choices."""
+    asked: list[Any] = []
+    template = SimpleNamespace(maybe_append_choice=lambda *_, **given: asked.append(given))
+    monkeypatch.setattr(products, "_select", SELECT)
+    monkeypatch.setattr(products, "_make_template", lambda: template)
+    torch.manual_seed(0)
+    layer, x = torch.nn.Linear(64, 32), torch.randn(48, 64)
+
+    def call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return layer(x), x @ x.T
+
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(call)(x), call(x))
+    assert len(asked) == 2 * len(products.TILES)
+    assert not parts
 
 
 @pytest.mark.slow

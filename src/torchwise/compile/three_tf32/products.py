@@ -81,7 +81,8 @@ def _lower_mm(lower: Callable[..., Any], is_configured: Callable[[], bool]) -> C
     def lower_in_parts(rows: Any, columns: Any, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or not (is_configured() and is_suited(rows, columns)):
             return lower(rows, columns, *args, **kwargs)
-        return multiply(rows, columns)
+        found = multiply(rows, columns)
+        return lower(rows, columns) if found is None else found
 
     return lower_in_parts
 
@@ -93,7 +94,8 @@ def _lower_addmm(lower: Callable[..., Any], is_configured: Callable[[], bool]) -
         is_plain = not args and scales == {1} and kwargs.keys() <= {"alpha", "beta"}
         if not (is_plain and added.get_dtype() == torch.float32 and is_configured() and is_suited(rows, columns)):
             return lower(added, rows, columns, *args, **kwargs)
-        return _lower(aten.add.Tensor, multiply(rows, columns), added)
+        found = multiply(rows, columns)
+        return lower(added, rows, columns) if found is None else _lower(aten.add.Tensor, found, added)
 
     return lower_in_parts
 
@@ -163,7 +165,7 @@ def _is_possible(tensor: Any) -> bool:
 
 
 def multiply(rows: Any, columns: Any) -> Any:
-    """Return the product of two tensors of a graph."""
+    """Return the product of two tensors of a graph, or None if PyTorch takes none of these kernels for it."""
     layout = inductor.FIXED_LAYOUT.get()(rows.get_device(), torch.float32, [rows.get_size()[0], columns.get_size()[1]])
     tensors = tuple(inductor.REALIZE_INPUTS.get()(pad_rows(rows), *split(columns)))
     for one in tensors:
@@ -172,7 +174,7 @@ def multiply(rows: Any, columns: Any) -> Any:
 
 
 def _select(tensors: tuple[Any, ...], layout: Any) -> Any:
-    """Return the product of rows with two parts of columns, by the kernel that is the fastest for it."""
+    """Return the product of rows with two parts of columns, by the kernel that is the fastest for it, or None."""
     kernels: list[Any] = []
     for tile_m, tile_n, warps, stages in TILES:
         _make_template().maybe_append_choice(
@@ -189,6 +191,8 @@ def _select(tensors: tuple[Any, ...], layout: Any) -> Any:
             HALF=HALF,
             KEPT=~LOW_BITS,
         )
+    if not kernels:
+        return None
     # Kernels that are chosen after what follows them is known need one of a library among them, to fall back to.
     found = inductor.SELECT_KERNEL.get()(NAME, kernels, list(tensors), layout, return_multi_template=False)
     return found[0] if isinstance(found, tuple) else found  # since torch 2.13 with what was picked
