@@ -294,3 +294,16 @@ def test_a_loop_around_an_rnn_is_rolled() -> None:
     model, args = Loop().eval(), (torch.randn(3, 4), torch.randn(1, 3, 6))
     plan = Plan(backend="inductor", scope="rolled", transforms=("compiled_rnn",))
     torch.testing.assert_close(compile_call(model, plan, *args)(*args), model(*args))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64])
+@torch.no_grad()
+def test_a_conversion_of_a_dtype_leaves_no_check_beside_a_region(dtype: torch.dtype, x: Tensor) -> None:
+    found: list[Any] = []
+
+    def convert(x: Tensor) -> Tensor:
+        return (3 * x).to(dtype).to(torch.float32) + torch.tanh(x)
+
+    with tell_regions(found.append):
+        torch.testing.assert_close(compile_call(convert, Plan(backend="row_programs"), x)(x), convert(x))
+    assert not any("_assert_tensor_metadata" in box.operators for box in found[0])

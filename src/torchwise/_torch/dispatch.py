@@ -27,6 +27,8 @@ GRU_CELL = torch.ops.aten._thnn_fused_gru_cell.default
 """All of `nn.GRUCell` on a GPU but its two products."""
 LSTM_CELL = torch.ops.aten._thnn_fused_lstm_cell.default
 """All of `nn.LSTMCell` on a GPU but its two products."""
+METADATA_CHECK = torch.ops.aten._assert_tensor_metadata.default
+"""A check that an exported graph has before each conversion of a dtype."""
 RNNS = tuple(getattr(torch.ops.aten, name).input for name in ("rnn_tanh", "rnn_relu", "gru", "lstm"))
 """A whole `nn.RNN`, `nn.GRU` or `nn.LSTM`, for a tensor that is no packed sequence."""
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from torchwise._torch import dynamo
-from torchwise._torch.dispatch import GRU_CELL, LSTM_CELL, RNNS
+from torchwise._torch.dispatch import GRU_CELL, LSTM_CELL, METADATA_CHECK, RNNS
 from torchwise.compile.backends.graphs import NOTHING, Varying, compile_call
 from torchwise.compile.backends.idle_dropout import take_out_idle_dropout
 from torchwise.compile.backends.pure_graph import PureGraph
@@ -185,7 +185,7 @@ def _list_decompositions() -> dict[Any, Callable[..., Any]]:
         torch.ops.aten.eye.m: _decompose_eye,
         GRU_CELL: decompose_gru_cell,
         LSTM_CELL: decompose_lstm_cell,
-        torch.ops.aten._assert_tensor_metadata.default: _decompose_check,
+        METADATA_CHECK: _decompose_check,
     }
     own |= {one: partial(decompose_short_rnn, table[one]) for one in RNNS}
     return {one: write for one, write in table.items() if str(one) not in DRAWS} | own
