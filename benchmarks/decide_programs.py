@@ -108,9 +108,9 @@ def main() -> None:
             failed.append(program)
         if file.exists():
             results[program] = Result.from_curves(json.loads(file.read_bytes()))
-    lines = summarize(results, options.effort)
+    lines = summarize(results, options.effort, options.space)
     if results:
-        name = f"{options.date}-{options.label}-decide-programs-{options.effort}.md"
+        name = f"{options.date}-{options.label}-decide-programs-{options.effort}-of-{options.space}.md"
         options.out.joinpath(name).write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
     if failed:
@@ -143,13 +143,14 @@ def name_file(program: str, options: argparse.Namespace) -> Path:
     """Return the file of a program's curves."""
     from time_to_decide import name_stem
 
-    return Path(f"{options.out / name_stem(program, options.effort, options.date, options.label)}.json")
+    stem = name_stem(program, options.effort, options.date, options.label, options.space)
+    return Path(f"{options.out / stem}.json")
 
 
-def summarize(results: dict[str, Result], effort: str) -> list[str]:
+def summarize(results: dict[str, Result], effort: str, space: str) -> list[str]:
     """Return the table of the programs, and the medians."""
     lines = [
-        f"# Time to decide, effort {effort}",
+        f"# Time to decide, effort {effort}, beside the plans of effort {space}",
         "",
         "| program | search | its trials | all plans | faster after | with profile | near the best after | share "
         "| decision |",

@@ -79,7 +79,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     options.stem = options.out / name_stem(
-        options.target, options.effort, options.date, options.label or options.device
+        options.target, options.effort, options.date, options.label or options.device, options.space
     )
     if options.try_all:
         tune(options, "all", plans=plans_to_try(options, load_study(options, "search")))
@@ -118,9 +118,10 @@ def use_caches(folder: Path) -> None:
         os.environ[name] = str(folder / name)
 
 
-def name_stem(target: str, effort: str, date: str, label: str) -> str:
+def name_stem(target: str, effort: str, date: str, label: str, space: str | None = None) -> str:
     """Return the name of a program's files, without their endings."""
     name = re.sub("[:@,/=]", "-", target) + ("" if effort == "standard" else f"-{effort}")
+    name += f"-of-{space}" if space else ""
     return f"{date}-{label}-time-to-decide-{name}"
 
 

@@ -184,7 +184,7 @@ def write_curves(
 def test_programs_that_are_done_are_not_measured_again_and_medians_are_told(
     programs: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = Namespace(effort="quick", date="2026-11-28", label="x", out=tmp_path)
+    options = Namespace(effort="quick", space="thorough", date="2026-11-28", label="x", out=tmp_path)
     write_curves(programs, options, "zoo:a", 10, 2.0)
     write_curves(programs, options, "file.py:b@n=1", 16, 1.98)
     measured = list[list[str]]()
@@ -204,13 +204,13 @@ def test_programs_that_are_done_are_not_measured_again_and_medians_are_told(
     assert "| zoo:c | 37 s | 20 s | 200 s | 5 s | 9 s | never | – | 75.0% |" in text
     assert "A faster plan is there 9 s after the begin, profile included (median of 1)." in text
     assert "Medians of 3 programs: 37 s for a search, and near the best after 8% of the time of all plans." in text
-    assert (tmp_path / "2026-11-28-x-decide-programs-quick.md").read_text() in text
+    assert (tmp_path / "2026-11-28-x-decide-programs-quick-of-thorough.md").read_text() in text
 
 
 def test_a_program_goes_on_while_plans_are_left_to_try(
     programs: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    options = Namespace(effort="quick", date="2026-11-29", label="x", out=tmp_path)
+    options = Namespace(effort="quick", space="thorough", date="2026-11-29", label="x", out=tmp_path)
     write_curves(programs, options, "zoo:a", 10, 2.0, unfinished=3)
     write_curves(programs, options, "zoo:b", 10, 2.0, unfinished=0)
     measured = list[list[str]]()
