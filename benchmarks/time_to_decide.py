@@ -68,8 +68,10 @@ def main() -> None:
     parser.add_argument("--gpus", default="", help="GPUs that share the exhaustive run, as 0,1,2")
     parser.add_argument("--beside", type=int, default=1, help="processes of the exhaustive run on each GPU")
     parser.add_argument("--choices", type=int, help="leave out plans of more choices than this")
-    parser.add_argument("--effort", default="standard", help="of the search, and of each trial")
-    parser.add_argument("--space", help="effort whose plans are all tried, such as thorough (default: the search's)")
+    parser.add_argument("--effort", default="standard", choices=[*EFFORTS], help="of the search, and of each trial")
+    parser.add_argument(
+        "--space", choices=[*EFFORTS], help="effort whose plans are all tried, such as thorough (default: the search's)"
+    )
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds after which nothing further starts")
     parser.add_argument("--label", help="hardware, for the names of the files; the device where left out")
     parser.add_argument("--out", type=Path, default=Path("."))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ from torch.nn.utils import prune
 
 from torchwise.compile import aot, compile_plan
 from torchwise.compile.programs.region_map import tell_regions
-from torchwise.compile.transforms.compiled_rnn import compile_rnns, has_rnn
+from torchwise.compile.transforms.compiled_rnn import CompiledRNN, compile_rnns, has_rnn
 from torchwise.errors import PlanError, StalePlanError, UnsupportedError
 from torchwise.plan import EAGER, Plan, PlanSpace
 from torchwise.plan.trait import Trait
+from torchwise.plan.words import read_words
 from torchwise.trial.inspection import _compatible
 from torchwise.workload import Example
 
@@ -158,15 +160,65 @@ def test_another_dtype_than_onednn_has_is_computed_by_steps(x: Tensor) -> None:
 @torch.no_grad()
 def test_a_long_sequence_is_refused(model: nn.RNNBase, steps: int, cells: int) -> None:
     long, most = torch.randn(steps, 2, 4), torch.randn(64 * steps // cells, 2, 4)
-    with pytest.raises(Exception, match=f"at most 64 steps of all layers and directions one by one, .* are {cells}"):
+    with pytest.raises(Exception, match=f"at most 64 steps of all layers and directions one by one, .* has {cells}"):
         compile_call(model.eval(), COMPILED, long)(long)
     torch.testing.assert_close(compile_call(model.eval(), COMPILED, most)(most), model(most))
 
 
-@pytest.mark.parametrize("model", [nn.LSTM(4, 4, 2, dropout=0.5), nn.GRUCell(4, 4), nn.Linear(4, 4), torch.tanh])
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize(
+    ("size", "state", "what"),
+    [
+        ((3, 2, 5), None, "has size (3, 2, 5), but must be rows of 4 numbers"),
+        ((1, 3, 2, 4), None, "has size (1, 3, 2, 4), but must be rows of 4 numbers"),
+        ((0, 2, 4), None, "has 0 steps"),
+        ((3, 2, 4), (1, 1, 6), "has size (1, 1, 6), but must have (1, 2, 6)"),
+        ((3, 2, 4), (2, 2, 6), "has size (2, 2, 6), but must have (1, 2, 6)"),
+        ((3, 2, 4), (2, 6), "has size (2, 6), but must have (1, 2, 6)"),
+        ((3, 4), (1, 1, 6), "has size (1, 1, 1, 6), but must have (1, 1, 6)"),
+    ],
+)
+@torch.no_grad()
+def test_sizes_at_which_the_rnn_raises_are_refused(
+    kind: type[nn.RNNBase], size: tuple[int, ...], state: tuple[int, ...] | None, what: str
+) -> None:
+    """A kernel would read beyond them."""
+    rnn = kind(4, 6).eval()
+    given = None if state is None else torch.zeros(state)
+    args = (torch.randn(size), (given, given) if kind is nn.LSTM and state else given)
+    with pytest.raises((RuntimeError, ValueError)):
+        rnn(*args)
+    with pytest.raises(UnsupportedError, match=re.escape(what)):
+        CompiledRNN(rnn)(*args)
+
+
+@pytest.mark.usefixtures("graphs")
+def test_a_long_lstm_whose_input_needs_gradients_is_refused() -> None:
+    """OneDNN's operator has none, and a compiler would be given all steps."""
+    rnn = CompiledRNN(nn.LSTM(4, 6).eval())
+    assert rnn(torch.randn(65, 2, 4))[0].shape == (65, 2, 6)
+    with pytest.raises(UnsupportedError, match=r"at most 64 steps .* has 65: choose isolate_rnn"):
+        rnn(torch.randn(65, 2, 4, requires_grad=True))
+
+
+def test_it_has_the_weights_that_an_rnn_has() -> None:
+    rnn = nn.GRU(4, 6, 2)
+    assert [len(one) for one in CompiledRNN(rnn).all_weights] == [4, 4]
+    assert CompiledRNN(rnn).all_weights[1][0] is rnn.weight_ih_l1
+
+
+class OwnGRU(nn.GRU):
+    """It may compute something else."""
+
+
+@pytest.mark.parametrize(
+    "model", [OwnGRU(4, 4), nn.LSTM(4, 4, 2, dropout=0.5), nn.GRUCell(4, 4), nn.Linear(4, 4), torch.tanh]
+)
 def test_what_is_no_rnn_or_draws_is_refused(model: Any, x: Tensor) -> None:
     assert not has_rnn(model)
-    with pytest.raises(UnsupportedError, match=r"has no nn\.RNN, nn\.GRU or nn\.LSTM without dropout in training"):
+    with pytest.raises(
+        UnsupportedError, match=r"has no plain nn\.RNN, nn\.GRU or nn\.LSTM without dropout in training"
+    ):
         compile_call(model, COMPILED, x)
 
 
@@ -226,12 +278,13 @@ def test_backends_that_need_no_rewrite_refuse_it(backend: str) -> None:
 def test_its_former_name_still_works() -> None:
     former = Plan(backend="inductor", transforms=("compiled_lstm",))
     assert former == Plan(backend="inductor", transforms=("compiled_rnn",))
-    data = {"schema": "torchwise.plan/1", "backend": "inductor", "transforms": ["compiled_lstm"]}
-    assert Plan.from_dict({**former.to_dict(), **data, "schema": former.to_dict()["schema"]}) == former
+    assert Plan.from_dict({**former.to_dict(), "transforms": ["compiled_lstm"]}) == former
+    assert read_words("inductor + compiled_lstm") == former
+    assert former.id == "1004e7d87b02", "stores know it by that"
 
 
 def test_an_rnn_is_either_compiled_or_isolated_and_not_under_autocast() -> None:
-    with pytest.raises(PlanError, match="either compiled or isolated"):
+    with pytest.raises(PlanError, match="compiled or isolated: leave one out"):
         Plan(backend="inductor", transforms=("compiled_rnn", "isolate_rnn"))
     with pytest.raises(PlanError, match="precision is 'autocast_bf16': choose bf16, or leave one out"):
         Plan(backend="inductor", transforms=("compiled_rnn",), precision="autocast_bf16")
@@ -307,3 +360,8 @@ def test_a_conversion_of_a_dtype_leaves_no_check_beside_a_region(dtype: torch.dt
     with tell_regions(found.append):
         torch.testing.assert_close(compile_call(convert, Plan(backend="row_programs"), x)(x), convert(x))
     assert not any("_assert_tensor_metadata" in box.operators for box in found[0])
+
+
+def test_nothing_is_rolled_around_an_rnn_in_training() -> None:
+    traits = frozenset({Trait.RNN, Trait.REPEATS, Trait.COMPILABLE_RNN})
+    assert Trait.REPEATS not in _compatible(traits, "cuda", "training")

@@ -139,7 +139,13 @@ def test_the_operators_of_an_rnn_take_time_to_compile_only_if_it_is_compiled() -
     inspection = an_inspection(1.0, operators=1000, traits=frozenset({Trait.RNN}))
     history = a_history(inspection=inspection)
     assert history.predict_cold_s(Plan(backend="inductor", transforms=("isolate_rnn",))) < 1.01 * PLAIN_COMPILE_S["cpu"]
-    assert history.predict_cold_s(Plan(backend="inductor", transforms=("compiled_rnn",))) > 1.5 * PLAIN_COMPILE_S["cpu"]
+    compiled = Plan(backend="inductor", transforms=("compiled_rnn",))
+    assert history.predict_cold_s(compiled) > 1.5 * PLAIN_COMPILE_S["cpu"]
+    isolated = a_trial(Plan(backend="inductor", transforms=("isolate_rnn",)), cold_s=3.0)
+    assert a_history(isolated, inspection=inspection).predict_cold_s(compiled) == history.predict_cold_s(compiled)
+    assert a_history(a_trial(compiled, cold_s=3.0), inspection=inspection).predict_cold_s(compiled) == pytest.approx(
+        3.0
+    )
 
 
 def test_compile_time_is_scaled_from_what_was_seen() -> None:

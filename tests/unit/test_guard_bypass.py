@@ -316,7 +316,9 @@ def test_code_that_reads_dtypes_of_torch_is_called_without_dynamo(x: torch.Tenso
     ("place", "value", "is_covered"),
     [
         ("G['torch'].float32", torch.float32, True),
-        ("G['t'].strided", torch.strided, True),
+        ("G['__import_torch'].strided", torch.strided, True),
+        ("G['config'].float32", torch.float32, False),
+        ("G['torch']['x'].float32", torch.float32, False),
         ("G['torch'].float", torch.float32, False),
         ("G['config'].dtype", torch.float32, False),
         ("G['float32']", torch.float32, False),

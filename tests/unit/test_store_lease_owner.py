@@ -31,21 +31,33 @@ def test_the_same_process_is_the_same_owner() -> None:
 @pytest.mark.parametrize("step", [-3600.0, -1.0, 1.0, 8.0, 1e7])
 def test_a_clock_that_is_set_ends_no_process(step: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel then moves the boot time, as on a virtual machine that goes on after a while."""
-    _set_clock(monkeypatch, [psutil.boot_time() + step])
+    _set_clock(monkeypatch, step)
     assert ME.is_alive(LONG)
     assert LeaseOwner.current() == ME
     assert not replace(ME, started=ME.started + step).is_alive(0.0)
 
 
-def test_a_clock_that_is_set_in_the_middle_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    boot = psutil.boot_time()
-    _set_clock(monkeypatch, [boot, boot + 30])
-    assert ME.is_alive(LONG)
+def _set_clock(monkeypatch: pytest.MonkeyPatch, step: float) -> None:
+    """Have psutil tell of starts so much later."""
+    create_time = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: create_time(process) + step)
 
 
-def _set_clock(monkeypatch: pytest.MonkeyPatch, boots: list[float]) -> None:
-    """Have psutil read the boot times one after the other, and the last one from then on."""
-    monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: boots.pop(0) if len(boots) > 1 else boots[0])
+def test_a_start_in_seconds_since_the_epoch_is_known_as_well() -> None:
+    """Earlier versions wrote it, and other systems do."""
+    former = replace(ME, started=psutil.Process().create_time())
+    assert former.is_alive(LONG)
+    assert not replace(former, started=former.started - 60).is_alive(0.0)
+
+
+def test_without_linux_the_start_is_that_of_psutil(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_missing(path: Path, **_: object) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_text", raise_missing)
+    owner = LeaseOwner.current()
+    assert owner.started == psutil.Process().create_time()
+    assert owner.is_alive(LONG)
 
 
 def test_an_earlier_process_of_the_same_number_is_dead() -> None:

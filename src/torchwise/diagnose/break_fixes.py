@@ -309,7 +309,7 @@ _RULES: tuple[Rule, ...] = (
     Pattern(
         "recurrent",
         "PyTorch does not compile RNN modules, and may leave the code after them uncompiled, too. `torchwise tune` "
-        "tries to compile it with the rest if its steps are few (`compiled_rnn`), and to isolate it (`isolate_rnn`). "
+        "tries to compile the RNN with the rest (`compiled_rnn`, for few steps), and to isolate it (`isolate_rnn`). "
         "By hand, put it in a module whose forward is under `torch.compiler.disable`: the code on both sides is then "
         "compiled. Or for few steps, loop over `nn.GRUCell` or `nn.LSTMCell`, which is compiled.",
         r"RNN, GRU, or LSTM|\b(GRU|LSTM|RNN)\(|nn\.modules\.rnn|variables\.lazy.*rnn",

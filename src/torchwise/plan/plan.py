@@ -12,7 +12,7 @@ from torchwise.errors import InputError, PlanError, did_you_mean
 from torchwise.former_names import renamed_fields, with_current_names
 from torchwise.keywords import checked_keywords
 from torchwise.parsing import brief, parse_json, short_repr
-from torchwise.plan.choice import Stage, complete_name, find_choice, load_choices
+from torchwise.plan.choice import FORMER_TRANSFORMS, Stage, complete_name, find_choice, load_choices
 from torchwise.plan.known_names import check_known
 from torchwise.plan.rules import check, check_containers, find_choices
 
@@ -80,9 +80,12 @@ class Plan:
     def id(self) -> str:
         """First 12 hex digits of the SHA-256 of the canonical JSON: equal plans have equal ids, everywhere.
 
-        Fields have their first names in it, so that an id stays the same when a field is renamed.
+        Fields and rewrites have their first names in it, so that an id stays the same when one is renamed.
         """
         data = {_FIRST_NAMES.get(name, name): value for name, value in self.to_dict().items()}
+        if "transforms" in data:
+            first = {now: former for former, now in FORMER_TRANSFORMS.items()}
+            data["transforms"] = [first.get(name, name) for name in data["transforms"]]
         return hashlib.sha256(_to_canonical(data).encode()).hexdigest()[:12]
 
     @property

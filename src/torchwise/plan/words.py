@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from torchwise.errors import PlanError, did_you_mean
-from torchwise.plan.choice import ANY, list_values
+from torchwise.plan.choice import ANY, FORMER_TRANSFORMS, list_values
 from torchwise.plan.plan import SCHEMA, OptionValue, Plan
 from torchwise.plan.rules import list_allowed
 
@@ -74,7 +74,7 @@ def _read_word(word: str) -> tuple[str, Any]:
     options = {name for name, _ in _list_options()}
     if name in options or (is_set and "@" not in name):
         return "options", (name, _read_value(value) if is_set else True)
-    if re.fullmatch(r"\w[\w.]*(@\S+)?", word) and word.partition("@")[0] in _list_transforms():
+    if re.fullmatch(r"\w[\w.]*(@\S+)?", word) and word.partition("@")[0] in {*_list_transforms(), *FORMER_TRANSFORMS}:
         return "transforms", word
     known = [*_list_transforms(), *options, *(value for field in BY_VALUE for value in list_allowed(field))]
     raise PlanError(

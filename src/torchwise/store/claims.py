@@ -27,7 +27,8 @@ MAX_ID = 2**31 - 1
 """Maximum id of a study. Databases raise their own errors for larger ones."""
 HEARTBEAT_LIMIT_S = 600.0
 """Seconds without a heartbeat after which a process on another host counts as dead."""
-_START_TOLERANCE_S = 0.05  # the kernel counts starts in ticks of 0.01 s
+_START_TOLERANCE_S = 0.05  # Linux counts starts in ticks of 0.01 s
+_EPOCH_S = 1e9  # no machine runs for so many seconds: this is a time of day, of another system or an earlier version
 _RUNNING = TrialState.RUNNING.value
 
 
@@ -213,8 +214,8 @@ class LeaseOwner:
     """A process, distinguished from a later one with the same process id.
 
     Attributes:
-        started: when the process started, in seconds since the machine's boot. The time of day will not do: when a
-            machine's clock is set, as after a virtual machine was suspended, every process seems to have another start.
+        started: when the process started, on Linux in seconds since the machine's boot, elsewhere since the epoch. On
+            Linux the latter moves when the clock is set, as after a virtual machine was suspended.
     """
 
     host: str
@@ -241,6 +242,8 @@ class LeaseOwner:
             process = psutil.Process(self.pid)
             if process.status() == psutil.STATUS_ZOMBIE:
                 return False
+            if self.started >= _EPOCH_S:
+                return abs(process.create_time() - self.started) <= 1.0  # which is corrected by fractions of a second
             return abs(_read_start(process) - self.started) <= _START_TOLERANCE_S
         except psutil.NoSuchProcess:
             return False
@@ -249,16 +252,15 @@ class LeaseOwner:
 
 
 def _read_start(process: psutil.Process) -> float:
-    """Return when a process started, in seconds since boot.
+    """Return when a process started: on Linux in seconds since boot, elsewhere in seconds since the epoch.
 
-    psutil adds the boot time of the moment to it, which moves with the clock. The same amount is taken off again.
+    psutil adds the kernel's boot time, which moves when the clock is set (`starttime` of proc_pid_stat(5) does not).
     """
-    while True:
-        before = psutil.boot_time()
-        started = process.create_time()
-        if psutil.boot_time() == before:  # else the clock was set between the two
-            return started - before
-        process = psutil.Process(process.pid)  # an object keeps the start that it has returned once
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:  # another system, or the process has ended
+        return process.create_time()
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def now(connection: Connection) -> float:

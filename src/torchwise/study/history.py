@@ -340,6 +340,7 @@ class History:
         factor = compile_factor_of(plan)
         # Another compiler's time tells nothing of this one's.
         alike = [t for t in self.trials if t.costs and t.plan.backend == plan.backend != "eager"]
+        alike = [t for t in alike if ("compiled_rnn" in t.plan.transforms) == ("compiled_rnn" in plan.transforms)]
         seen = [(t.costs.cold_s, compile_factor_of(t.plan)) for t in alike if t.costs]
         return factor * min((cold / f for cold, f in seen if f > 0), default=self._predict_plain_s(plan))
 

@@ -144,6 +144,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
                 _gpu_row_traits(workload, job.workload.device, measurement, shares, operator_count),
             ),
             job.workload.device,
+            job.workload.mode,
         ),
         measurement=measurement,
         first_call_s=max(first - steady, 0.0),
@@ -294,15 +295,16 @@ def _is_uneven_mean(func: Any, args: tuple[Any, ...]) -> bool:
     return getattr(func, "overloadpacket", None) in means and len(args) > _REDUCTION and args[_REDUCTION] == _MEAN
 
 
-def _compatible(traits: frozenset[Trait], device: str) -> frozenset[Trait]:
+def _compatible(traits: frozenset[Trait], device: str, mode: str = "inference") -> frozenset[Trait]:
     """Drop traits that a model only seems to have.
 
     Repeated steps in an RNN, however many, are its own. Dynamo does not see them, unless the RNN is compiled, which is
-    for short ones. On a GPU an RNN is one operator, so what repeats is around it, and compiled with it. A batch is
+    for short ones. On a GPU an RNN is one of cuDNN, so what repeats is around it, and compiled with it. A batch is
     divisible, but an uneven mean over it is not the mean of its pieces' means. In its static form, a model with static
     shapes reads no values from the GPU.
     """
-    if Trait.RNN in traits and (device == "cpu" or Trait.COMPILABLE_RNN not in traits):
+    is_compiled = device == "cuda" and mode == "inference" and Trait.COMPILABLE_RNN in traits
+    if Trait.RNN in traits and not is_compiled:
         traits -= {Trait.REPEATS, Trait.LONG}
     if Trait.STATIC_FORM in traits:
         traits -= {Trait.READS_BOOL, Trait.READS_SCALAR}

@@ -23,11 +23,13 @@ from torchwise.compile.shared_copies import share
 from torchwise.errors import UnsupportedError
 
 Layer = Callable[[Callable[..., Any]], Callable[..., Any]]
+WAY_OUT = "choose isolate_rnn"
 State = tuple[Tensor, ...]
 """The memory of one layer in one direction: its output before, and for an LSTM its cell, each (batch, hidden)."""
 KINDS = (nn.RNN, nn.GRU, nn.LSTM)
 MAX_CELLS = 64
-"""Most steps of all layers and directions that are compiled one by one. Compiling 20 of a GRU took 11.5 s on 2 CPUs."""
+"""Most steps of all layers and directions of one call that are compiled one by one. Inductor takes time for each."""
+HAS_ONEDNN = torch.backends.mkldnn.is_available()
 
 
 class CompiledRNN(nn.Module):
@@ -48,33 +50,63 @@ class CompiledRNN(nn.Module):
         """
         own: Any = self
         if not isinstance(input, Tensor):
-            raise UnsupportedError("compiled_rnn takes tensors, but no packed sequences")
+            kind = type(input).__name__
+            raise UnsupportedError(f"compiled_rnn takes tensors, but no packed sequences such as {kind}: {WAY_OUT}")
+        if input.dim() not in (2, 3) or input.shape[-1] != own.input_size:
+            size, width = tuple(input.shape), own.input_size
+            raise UnsupportedError(
+                f"the input of an RNN has size {size}, but must be rows of {width} numbers: {WAY_OUT}"
+            )
         is_batched, is_lstm = input.dim() == 3, own.mode == "LSTM"
         x = input if is_batched else input.unsqueeze(0 if own.batch_first else 1)
+        if x.shape[1 if own.batch_first else 0] == 0:
+            raise UnsupportedError("an RNN has 0 steps, but must have at least 1: leave compiled_rnn out")
         state: State = self._make_state(x) if hx is None else tuple(hx) if is_lstm else (hx,)
         if hx is not None and not is_batched:
             state = tuple(one.unsqueeze(1) for one in state)
+        self._check_state(state, x.shape[0 if own.batch_first else 1])
         output, *after = self._run_whole(x, state) if self._is_whole(x) else self._run_steps(x, state)
         if not is_batched:
             output, after = output.squeeze(0 if own.batch_first else 1), [one.squeeze(1) for one in after]
         return output, tuple(after) if is_lstm else after[0]
 
     def flatten_parameters(self) -> None:
-        """Do nothing, as an RNN on a CPU does: models call it ahead of the RNN."""
+        """Do nothing: models call it ahead of the RNN, for cuDNN."""
+
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """The weights of each layer and direction, as the RNN gives them."""
+        own: Any = self
+        return [[getattr(own, name) for name in names] for names in own._all_weights]
+
+    def _check_state(self, state: State, batch: int) -> None:
+        """Refuse a state of other sizes, which code would read beyond, or repeat for all rows."""
+        own: Any = self
+        layers = own.num_layers * (2 if own.bidirectional else 1)
+        for one, width in zip(state, self._list_widths(), strict=True):
+            if tuple(one.shape) != (layers, batch, width):
+                raise UnsupportedError(
+                    f"a state of an RNN has size {tuple(one.shape)}, but must have {(layers, batch, width)}: {WAY_OUT}"
+                )
+
+    def _list_widths(self) -> tuple[int, ...]:
+        """Return the widths of the tensors of a state."""
+        own: Any = self
+        return (own.proj_size or own.hidden_size, own.hidden_size)[: 2 if own.mode == "LSTM" else 1]
 
     def _make_state(self, x: Tensor) -> State:
         """Return the state of an RNN that is given none."""
         own: Any = self
         layers, batch = own.num_layers * (2 if own.bidirectional else 1), x.shape[0 if own.batch_first else 1]
-        widths = (own.proj_size or own.hidden_size, own.hidden_size)[: 2 if own.mode == "LSTM" else 1]
-        return tuple(torch.zeros(layers, batch, width, dtype=x.dtype, device=x.device) for width in widths)
+        return tuple(torch.zeros(layers, batch, one, dtype=x.dtype, device=x.device) for one in self._list_widths())
 
     def _is_whole(self, x: Tensor) -> bool:
         """Whether oneDNN has one operator for all steps of a layer."""
         own: Any = self
         is_plain = own.mode == "LSTM" and own.proj_size == 0
         # A tuple of dtypes that is a global would be a guard that no code compiled ahead can hold.
-        return is_plain and x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16)
+        is_fit = x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16) and not x.requires_grad
+        return HAS_ONEDNN and is_plain and is_fit
 
     def _run_whole(self, x: Tensor, state: State) -> tuple[Tensor, ...]:
         own: Any = self
@@ -91,8 +123,8 @@ class CompiledRNN(nn.Module):
         directions = 2 if own.bidirectional else 1
         if (cells := x.shape[0] * own.num_layers * directions) > MAX_CELLS:
             raise UnsupportedError(
-                f"compiled_rnn compiles at most {MAX_CELLS} steps of all layers and directions one by one, but here "
-                f"are {cells}"
+                f"compiled_rnn compiles at most {MAX_CELLS} steps of all layers and directions one by one, but a call "
+                f"has {cells}: {WAY_OUT}"
             )
         ends: list[State] = []
         for layer in range(own.num_layers):
@@ -140,7 +172,8 @@ def compile_rnns(call: Callable[..., Any]) -> tuple[nn.Module, Layer]:
     if not has_rnn(call):
         kind = type(call).__qualname__
         raise UnsupportedError(
-            f"transforms has 'compiled_rnn', but {kind} has no nn.RNN, nn.GRU or nn.LSTM without dropout in training"
+            f"transforms has 'compiled_rnn', but {kind} has no plain nn.RNN, nn.GRU or nn.LSTM without dropout in "
+            "training: leave it out. Subclasses and parametrized ones stay as they are"
         )
     model = share(call)
     if _is_compilable(model):

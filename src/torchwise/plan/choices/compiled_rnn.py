@@ -18,7 +18,7 @@ WHERE = "torchwise.compile.transforms.compiled_rnn"
 def find_problems(plan: Plan) -> Iterator[str]:
     """Yield the reasons why the rewrite cannot be part of a plan."""
     if "isolate_rnn" in plan.transforms:
-        yield "transforms has 'compiled_rnn' and 'isolate_rnn', but an RNN is either compiled or isolated"
+        yield "transforms has 'compiled_rnn' and 'isolate_rnn', but an RNN is compiled or isolated: leave one out"
     if plan.precision.startswith("autocast"):  # compiled ahead, its guards expect calls without autocast (torch 2.13)
         yield f"transforms has 'compiled_rnn', but precision is {plan.precision!r}: choose bf16, or leave one out"
 
