@@ -46,12 +46,11 @@ class CompiledRNN(nn.Module):
         """Answer as the RNN does for a tensor.
 
         Raises:
-            UnsupportedError: the input is a packed sequence, or has too many steps.
+            UnsupportedError: the input is a packed sequence, has too many steps, or it or the state has other sizes.
         """
         own: Any = self
         if not isinstance(input, Tensor):
-            kind = type(input).__name__
-            raise UnsupportedError(f"compiled_rnn takes tensors, but no packed sequences such as {kind}: {WAY_OUT}")
+            raise UnsupportedError(f"compiled_rnn takes tensors, but no packed sequences: {WAY_OUT}")
         if input.dim() not in (2, 3) or input.shape[-1] != own.input_size:
             size, width = tuple(input.shape), own.input_size
             raise UnsupportedError(
