@@ -92,7 +92,12 @@ def main() -> None:
     parser.add_argument("--gpus", help="GPUs that share the trials of all plans, as 0,1,2 (default: those visible)")
     parser.add_argument("--beside", type=int, default=1, help="processes on each GPU that try all plans")
     parser.add_argument("--effort", default="quick", help="of the search, and of each trial")
-    parser.add_argument("--space", default="thorough", help="effort whose plans are all tried")
+    parser.add_argument(
+        "--space",
+        default="thorough",
+        choices=("quick", "standard", "thorough"),
+        help="effort whose plans are all tried",
+    )
     parser.add_argument("--choices", type=int, default=2, help="leave out plans of more choices than this")
     parser.add_argument("--budget", type=float, default=900.0, help="seconds of one program")
     parser.add_argument("--seconds", type=float, default=7200.0, help="seconds after which nothing further starts")

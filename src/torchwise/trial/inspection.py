@@ -299,7 +299,7 @@ def _compatible(traits: frozenset[Trait], device: str, mode: str = "inference") 
     """Drop traits that a model only seems to have.
 
     Repeated steps in an RNN, however many, are its own. Dynamo does not see them, unless the RNN is compiled, which is
-    for short ones. On a GPU an RNN is one of cuDNN, so what repeats is around it, and compiled with it. A batch is
+    for short ones. On a GPU cuDNN runs an RNN whole, so what repeats is around it, and compiled with it. A batch is
     divisible, but an uneven mean over it is not the mean of its pieces' means. In its static form, a model with static
     shapes reads no values from the GPU.
     """

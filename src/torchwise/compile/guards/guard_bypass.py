@@ -287,10 +287,8 @@ def is_covered(guard: Any, own: str | None, arguments: Mapping[str, Any]) -> boo
 def _is_name_of(value: Any, place: str) -> bool:
     """Whether a global is the very name that PyTorch has for a value of its own, such as `torch.float32`."""
     is_own = isinstance(value, (torch.dtype, torch.layout, torch.memory_format))
-    return is_own and place in (
-        f"G['torch'].{(name := str(value).removeprefix('torch.'))}",
-        f"G['__import_torch'].{name}",
-    )
+    name = str(value).removeprefix("torch.")
+    return is_own and place in (f"G['torch'].{name}", f"G['__import_torch'].{name}")
 
 
 def _is_in_signature(place: str, value: Any) -> bool:
