@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -457,4 +458,37 @@ def test_a_frame_is_traced_aside_and_frozen_weights_are_folded_in_the_worker_s_s
     with torch.no_grad(), inductor.patch(freezing=True), harness.compiling_aside():
         torch.compile(model)(torch.ones(2, 4))
     assert found == [("_compile", True), ("freeze", False), ("fx_codegen_and_compile", True)]
+    assert not other.may_measure()
+
+
+def _triple(x: Any, length: Any) -> None:
+    """A kernel, compiled here only as far as it is bound."""
+
+
+def test_kernels_of_triton_are_compiled_aside_wherever_a_first_call_needs_them(
+    worker: Callable[..., list[bool]], other: Other, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    triton, jit = pytest.importorskip("triton"), importlib.import_module("triton.runtime.jit")
+    target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
+    driver = SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: target))
+    worker()
+    found: list[bool] = []
+
+    def compile_kernel(*_args: Any, **_options: Any) -> None:
+        found.append(other.may_measure())
+
+    for owner in (triton, triton.compiler):
+        monkeypatch.setattr(owner, "compile", compile_kernel)
+    monkeypatch.setattr(jit, "driver", driver)
+    kernel = jit.JITFunction(_triple)
+
+    def launch() -> None:
+        kernel.create_binder()  # where Triton takes its compiler from, on a kernel's first launch
+        kernel.compile()
+        triton.compile()
+        found.append(other.may_measure())
+
+    arena().first_calls([launch])
+    assert found[:3] == [True, True, False]
+    assert triton.compile is triton.compiler.compile is compile_kernel
     assert not other.may_measure()

@@ -226,7 +226,7 @@ ELSEWHERE = ("autotune_in_subproc", "pipeline_max_autotune_gemm", "profile_bandw
 
 @contextlib.contextmanager
 def compiling_aside() -> Iterator[None]:
-    """Step aside from the device while Dynamo traces and Inductor compiles, except when they use it.
+    """Step aside from the device while Dynamo traces, and Inductor or Triton compiles, except when they use it.
 
     It has no effect if `device_lock.may_step_aside` returns False, or if this torch lacks a name that this needs.
     """
@@ -244,7 +244,22 @@ def compiling_aside() -> Iterator[None]:
             (device_lock.share_temporarily, inductor.FREEZE),
         ):
             wrapped.enter_context(_within(context, importlib.import_module(name.module), name.attribute))
+        for owner in _list_triton_compilers():
+            wrapped.enter_context(_within(_release_for_trace, owner, "compile"))
         yield
+
+
+def _list_triton_compilers() -> list[Any]:
+    """Return the modules by whose function `compile` Triton compiles a kernel, or none without Triton.
+
+    Kernels of Torchwise, those that a model has of its own, and Inductor's when it tunes on a first call are compiled
+    outside of frames and graphs. Row programs of an H200's zoo kept others waiting for two minutes so.
+    """
+    try:
+        import triton
+    except ImportError:
+        return []
+    return [one for one in (triton, triton.compiler) if hasattr(one, "compile")]
 
 
 def _is_known() -> bool:
