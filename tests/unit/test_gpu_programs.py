@@ -16,7 +16,7 @@ from gpu_clusters import run_clusters
 from gpu_kernels import Kernels, use_kernels
 from row_calls import compile_call
 from row_cases import CASES, Case, check, draw
-from torchwise.compile.programs.gpu import launch, program, shares
+from torchwise.compile.programs.gpu import kernel, launch, program, shares
 from torchwise.compile.programs.gpu.clusters import launch_cluster
 from torchwise.compile.programs.gpu.forms import SHARED, Form, Work, list_forms
 from torchwise.compile.programs.gpu.launch import load_kernel
@@ -286,6 +286,55 @@ def test_a_loop_of_too_many_weights_is_left_to_libraries(kernels: Kernels, monke
 
     check(compile_call(call, x, weight), Case(call, lambda _: ()), (x, weight))
     assert all(not one.work.weights for one in kernels)
+
+
+def test_operators_of_a_long_text_are_left_out_and_the_others_are_kernels(kernels: Kernels) -> None:
+    """Numbers in another order are tiles by themselves, and Triton compiles thousands of lines for minutes."""
+
+    def call(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(x) * y + x
+        for _ in range(6):
+            x = torch.sin(x.view(-1, 4, 4, 4, 4).permute(0, 4, 3, 2, 1).reshape(-1, 256) * y)
+        return torch.softmax(torch.sigmoid(x) * y, -1)
+
+    x, y = draw(torch.Generator().manual_seed(0), 5, 256), draw(torch.Generator().manual_seed(1), 256)
+    check(compile_call(call, x, y), Case(call, lambda _: ()), (x, y))
+    assert len(kernels) >= 2, "before and after the loop"
+    assert all(one._write(64, True).source.count("\n") <= kernel.MAX_LINES for one in kernels)
+    assert kernels.left == 0
+
+
+def test_all_repetitions_of_what_makes_a_text_long_are_left_out_at_once(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries, list_longest = list[int](), kernel.Writer._list_longest
+    monkeypatch.setattr(kernel, "MAX_LINES", 5)
+    monkeypatch.setattr(kernel, "MANY_LINES", 2)
+    monkeypatch.setattr(kernel.Writer, "_list_longest", lambda self: tries.append(1) or list_longest(self))
+
+    def call(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for _ in range(12):
+            x = torch.tanh(torch.softmax(x, -1) * y)
+        return x
+
+    x, y = draw(torch.Generator().manual_seed(0), 5, 8), draw(torch.Generator().manual_seed(1), 8)
+    check(compile_call(call, x, y), Case(call, lambda _: ()), (x, y))
+    assert 1 <= len(tries) < 6, "not once for each repetition"
+
+
+def test_a_long_row_of_short_operators_is_several_kernels(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "MAX_LINES", 30)
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        for power in range(2, 22):
+            x = torch.sin(x) * (0.3 / power) + x**power * 0.5
+        return x
+
+    x = draw(torch.Generator().manual_seed(0), 5, 8).clamp(-0.8, 0.8)
+    check(compile_call(call, x), Case(call, lambda _: ()), (x,))
+    assert 2 <= len(kernels) <= 8
 
 
 def test_regions_of_other_rows_are_kernels_of_their_own(kernels: Kernels) -> None:

@@ -17,7 +17,7 @@ from torchwise.compile.programs.gpu.loops import Loop
 from torchwise.compile.programs.gpu.lowering import Lowering, key_of
 from torchwise.compile.programs.gpu.operators import lower, lower_parts
 from torchwise.compile.programs.gpu.passes import Passes, write_pass
-from torchwise.compile.programs.gpu.program import Program, tell_node
+from torchwise.compile.programs.gpu.program import HeavyError, Program, tell_node
 from torchwise.compile.programs.gpu.shares import HEADER as MEETING
 from torchwise.compile.programs.gpu.tiles import TYPES, Tile, Tiles, Value, list_wide
 from torchwise.compile.programs.lowering import name_of
@@ -25,6 +25,11 @@ from torchwise.compile.programs.values import View
 from torchwise.errors import UnsupportedError
 
 Node = torch.fx.Node
+MAX_LINES = 1000
+"""Most lines of a kernel's operators. Triton 3.6 compiles 3,600 lines without products for two minutes (64 rows of 256
+numbers in another order, each a tile by itself). The kernels of the zoo have up to 500."""
+MANY_LINES = 64
+"""Lines of an operator that make a kernel long. Without any, it ends where it is too long, and another one begins."""
 HEADER = '''"""Made by Torchwise."""
 import triton
 import triton.language as tl
@@ -86,6 +91,7 @@ class Writer:
         self._parts: dict[Node, list[Value]] = {}
         self._tables: list[tuple[float, ...]] = []
         self._draws, self._times = 0, 1
+        self._lengths: dict[Node, int] = {}
         self._waiting = list(program.stored)
 
     def write(self) -> KernelText:
@@ -93,6 +99,7 @@ class Writer:
 
         Raises:
             UnsupportedError: an operator has arguments of another kind.
+            HeavyError: Triton would compile the text for too long.
         """
         for number, part in enumerate(self._program.parts):
             if isinstance(part, Loop):
@@ -142,8 +149,21 @@ class Writer:
     # Operators
 
     def _lower(self, node: Node, steps: dict[int, int], tables: dict[int, str]) -> None:
+        before = len(self._tiles.lines)
         with tell_node(node):
             self._lower_known(node, steps, tables)
+        now = len(self._tiles.lines)
+        self._lengths[node] = now - before
+        if now > MAX_LINES:
+            raise HeavyError(self._list_longest() or [node], f"the kernel would have over {MAX_LINES:,} lines")
+
+    def _list_longest(self) -> list[Node]:
+        """Return the operators of many lines, and if they are a loop's, those of all its repetitions."""
+        long = {node for node, lines in self._lengths.items() if lines >= MANY_LINES}
+        for part in self._program.parts:
+            for bodies in zip(*part.bodies, strict=True) if isinstance(part, Loop) else ():
+                long |= set(bodies) if long & set(bodies) else set()
+        return list(long)
 
     def _lower_known(self, node: Node, steps: dict[int, int], tables: dict[int, str]) -> None:
         name = name_of(node)

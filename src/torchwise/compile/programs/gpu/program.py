@@ -50,7 +50,7 @@ class NodeError(UnsupportedError):
 
 
 class HeavyError(NodeError):
-    """A product that is too much for one kernel, also without loops."""
+    """Operators that are too much for one kernel, also without loops."""
 
 
 @contextlib.contextmanager
