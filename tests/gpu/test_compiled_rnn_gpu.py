@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -64,13 +65,16 @@ class Loop(torch.nn.Module):
 @pytest.mark.parametrize("scope", ["whole", "rolled"])
 @torch.no_grad()
 def test_a_loop_around_an_rnn_is_one_captured_graph(scope: str) -> None:
+    """Eager is no measure of exact answers here: cuDNN's RNNs multiply in TF32 unless they are told not to."""
     torch.manual_seed(0)
-    model = Loop().cuda().eval()
+    model = Loop().eval()
+    exact = copy.deepcopy(model).double()
+    model.cuda()
     args = (torch.randn(16, 8, device="cuda"), torch.randn(2, 16, 64, device="cuda"))
     call = compile_call(
         model, Plan(backend="inductor", transforms=("compiled_rnn",), capture="call", scope=scope), *args
     )
-    for _ in range(3):
-        torch.testing.assert_close(call(*args), model(*args), atol=1e-4, rtol=1e-4)
-    other = tuple(torch.randn_like(one) for one in args)
-    torch.testing.assert_close(call(*other), model(*other), atol=1e-4, rtol=1e-4)
+    for given in [args] * 3 + [tuple(torch.randn_like(one) for one in args)]:
+        right = exact(*(one.double().cpu() for one in given))
+        for found, true in zip(call(*given), right, strict=True):
+            torch.testing.assert_close(found.double().cpu(), true, atol=1e-5, rtol=1e-4)

@@ -322,9 +322,7 @@ def test_all_repetitions_of_what_makes_a_text_long_are_left_out_at_once(
     assert 1 <= len(tries) < 6, "not once for each repetition"
 
 
-def test_a_long_row_of_short_operators_is_several_kernels(
-    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_row_of_short_operators_is_several_kernels(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "MAX_LINES", 30)
 
     def call(x: torch.Tensor) -> torch.Tensor:
