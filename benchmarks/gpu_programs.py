@@ -52,7 +52,8 @@ COMPILED_RNN, ROLLED_RNN, ISOLATED_RNN = (
     "compiled RNN, rolled, captured",
     "isolated RNN, captured",
 )
-KERNELS = (OWN, OWN_UNCAPTURED, FEW_ROWS, FEW_ROWS_EARLY, THREE_TF32)
+RNN_OF_FEW_ROWS, RNN_OF_THREE_TF32 = "compiled RNN of few rows, captured", "compiled RNN of three TF32, captured"
+KERNELS = (OWN, OWN_UNCAPTURED, FEW_ROWS, FEW_ROWS_EARLY, THREE_TF32, RNN_OF_FEW_ROWS, RNN_OF_THREE_TF32)
 """Plans with kernels of Torchwise."""
 NO_GRAPHS = "max-autotune-no-cudagraphs"
 INDUCTOR = Plan(backend="inductor")
@@ -67,6 +68,10 @@ PLANS = {
     FEW_ROWS_EARLY: EARLY.with_choice("transforms", "products_of_few_rows"),
     THREE_TF32: CAPTURED.with_choice("options", ("max_autotune_gemm_backends", "ATEN,TRITON,TF32X3")),
     COMPILED_RNN: CAPTURED.with_choice("transforms", "compiled_rnn"),
+    RNN_OF_FEW_ROWS: replace(CAPTURED, transforms=("compiled_rnn", "products_of_few_rows")),
+    RNN_OF_THREE_TF32: replace(
+        CAPTURED, transforms=("compiled_rnn",), options=(("max_autotune_gemm_backends", "ATEN,TRITON,TF32X3"),)
+    ),
     ROLLED_RNN: replace(CAPTURED, scope="rolled").with_choice("transforms", "compiled_rnn"),
     ISOLATED_RNN: CAPTURED.with_choice("transforms", "isolate_rnn"),
     "reduce-overhead": INDUCTOR.with_choice("mode", "reduce-overhead"),

@@ -15,7 +15,7 @@ from torch.nn import functional  # noqa: E402
 from torchwise._torch.inductor import CONFIG  # noqa: E402
 from torchwise.compile import compile_plan  # noqa: E402
 from torchwise.compile.few_rows import operator, tuning  # noqa: E402
-from torchwise.compile.few_rows.forms import Form, Work, list_forms  # noqa: E402
+from torchwise.compile.few_rows.forms import MAX_SUMMED_ROWS, Form, Work, list_forms  # noqa: E402
 from torchwise.compile.transforms import transform_model  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
 from torchwise.records import Outcome  # noqa: E402
@@ -61,6 +61,13 @@ BF16, F16, F32, INT8, F8 = torch.bfloat16, torch.float16, torch.float32, torch.i
         (3, 2048, (512, 130), "", BF16, INT8),
         (8, 1024, (512, 512), "relu", F32, None),
         (8, 1024, (512,), "", BF16, F8),
+        (9, 1024, (512, 512), "relu", F32, None),
+        (32, 1024, (3072, 130), "", F32, None),
+        (128, 49, (3072,), "", F32, None),
+        (70, 1000, (640,), "", BF16, F8),
+        (16, 2048, (512, 512), "silu", F16, INT8),
+        (100, 2050, (77,), "", BF16, None),
+        (64, 768, (768,), "", F32, INT8),
     ],
 )
 def test_forms_have_the_answer(
@@ -72,8 +79,9 @@ def test_forms_have_the_answer(
     wide = [one.double() for one in weights]
     wide = [one * scale.double()[:, None] for one, scale in zip(wide, scales, strict=True)] if scales else wide
     expected = operator.multiply_plainly(rows.double(), wide, [], [one.double() for one in biases], activation)
-    work = Work(number, length, sizes, weights[0].element_size(), activation)
-    for form in list_forms(work)[:3]:
+    work = Work(number, length, sizes, weights[0].element_size(), activation, row_bytes=dtype.itemsize)
+    forms = list_forms(work)
+    for form in forms[:3] if number <= MAX_SUMMED_ROWS else forms:
         found = operator._launch(form, work, rows, tuple(weights), tuple(scales), tuple(biases))
         for one, other in zip(found, expected, strict=True):
             error = (one.double() - other).norm() / other.norm()
@@ -88,6 +96,8 @@ def test_forms_have_the_answer(
         (2, 1000, (1016, 40), "", F16, None),
         (1, 768, (3072,), "", BF16, INT8),
         (8, 768, (640, 640), "silu", BF16, None),
+        (33, 1000, (1016, 40), "", F32, None),
+        (64, 768, (640, 640), "silu", BF16, None),
     ],
 )
 def test_turned_weights_have_the_answer_in_all_forms(
@@ -99,7 +109,7 @@ def test_turned_weights_have_the_answer_in_all_forms(
     wide = [one.double() for one in weights]
     wide = [one * scale.double()[:, None] for one, scale in zip(wide, scales, strict=True)] if scales else wide
     expected = operator.multiply_plainly(rows.double(), wide, [], [], activation)
-    work = Work(number, length, sizes, weights[0].element_size(), activation, is_turned=True)
+    work = Work(number, length, sizes, weights[0].element_size(), activation, True, dtype.itemsize)
     close = {"rtol": 1e-4, "atol": 1e-3} if dtype is F32 else {"rtol": 2e-2, "atol": 0.2}
     for form in list_forms(work):
         found = operator._launch(form, work, rows, tuple(weights), tuple(scales), ())
@@ -115,6 +125,8 @@ def test_turned_weights_have_the_answer_in_all_forms(
         (8, 256, (256,), "relu", F32, True),
         (2, 1000, (333,), "gelu", F32, True),
         (3, 768, (640,), "gelu_tanh", F16, False),  # of turned weights
+        (40, 256, (256,), "gelu", F32, True),
+        (16, 2048, (512, 512), "silu", BF16, True),
     ],
 )
 def test_what_is_around_products_has_the_answer_in_all_forms(
@@ -130,7 +142,7 @@ def test_what_is_around_products_has_the_answer_in_all_forms(
     norm = (gain, 0.5) if has_norm else ()
     wide = [one.double() for one in weights]
     expected = operator.multiply_plainly(x, wide, [], [], activation, added.double())[0]
-    work = Work(number, length, sizes, weights[0].element_size(), activation, not has_norm)
+    work = Work(number, length, sizes, weights[0].element_size(), activation, not has_norm, dtype.itemsize)
     for form in list_forms(work):
         (found,) = operator._launch(form, work, rows, tuple(weights), (), (), added, *norm)
         assert (found.double() - expected).norm() / expected.norm() < (1e-5 if dtype is F32 else 5e-3), form

@@ -32,6 +32,9 @@ CASES: dict[str, tuple[Work, str, str]] = {
     "turned": (Work(1, 768, (2304,), 2, is_turned=True), "bf16", "bf16"),
     "turned, in float32": (Work(2, 3072, (768,), 4, is_turned=True), "fp32", "fp32"),
     "turned, 8 bits": (Work(1, 768, (3072,), 1, is_turned=True), "bf16", "i8"),
+    "tensor cores": (Work(32, 1024, (3072, 256), 4), "fp32", "fp32"),
+    "tensor cores, norm, gate": (Work(64, 2048, (512, 512), 1, "silu", row_bytes=2), "bf16", "i8"),
+    "tensor cores, turned": (Work(16, 512, (512,), 4, "relu", is_turned=True), "fp32", "fp32"),
     "turned, odd sizes": (Work(1, 1000, (1016,), 2, is_turned=True), "bf16", "bf16"),
 }
 
@@ -49,11 +52,13 @@ def describe(name: str, work: Work, form: Form, dtype: str, kept: str) -> dict[s
         "HAS_ADDED": "residual" in name,
         "EPSILON": 1e-5 if "norm" in name else None,
         "ACTIVATION": work.activation,
-        "BLOCK_ROWS": work.block_rows,
+        "BLOCK_ROWS": getattr(form, "rows", work.block_rows),
         "BLOCK": form.block,
         "WIDTH": work.find_width(form),
         "IS_TURNED": work.is_turned,
         "IS_UNROLLED": work.is_unrolled(form),
+        "STAGES": getattr(form, "stages", 0),
+        "PARTS": form.warps,
         "STARTS_EARLY": True,
         "HAS_PTX": True,
     }
@@ -128,10 +133,15 @@ def test_attention_compiles_and_reads_16_bytes_at_a_time(tmp_path: Path) -> None
 
 def test_likely_forms_compile_and_read_16_bytes_at_a_time(tmp_path: Path) -> None:
     kernels = [describe(name, work, list_forms(work)[0], *types) for name, (work, *types) in CASES.items()]
-    for name, text in zip(CASES, compile_kernels(kernels, tmp_path), strict=True):
-        loads = re.findall(r"ld\.global\S*evict_first\S*?\.(v\d\.b32|b\d+)", text)
-        assert loads, name
-        assert set(loads) == {"v4.b32"}, name
+    for (name, (_, *types)), text in zip(CASES.items(), compile_kernels(kernels, tmp_path), strict=True):
+        if "tensor cores" in name:
+            assert "mma.sync" in text, name
+            others = {"ca"} if types[-1] == "i8" else set()  # Triton reads four bytes of those at a time
+            assert set(re.findall(r"cp\.async\.(\w+)\.shared", text)) == {"cg", *others}, f"{name}: cg is of 16 bytes"
+        else:
+            loads = re.findall(r"ld\.global\S*evict_first\S*?\.(v\d\.b32|b\d+)", text)
+            assert loads, name
+            assert set(loads) == {"v4.b32"}, name
         assert "griddepcontrol.wait" in text, name
         before, after = text.split("griddepcontrol.wait", 1)
         assert not re.search(r"ld\.global|st\.global", before), f"{name}: it reads nothing before it has waited"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,17 @@ from torch.nn import functional
 from dynamo_graphs import rewrite_and_call
 from few_rows_here import draw, kernels_on_cpu
 from torchwise.compile.few_rows import operator, tuning
-from torchwise.compile.few_rows.forms import MAX_SUMS, READ, Form, Work, list_forms
+from torchwise.compile.few_rows.forms import (
+    MAX_SHARED,
+    MAX_SUMMED_ROWS,
+    MAX_SUMS,
+    MIN_TILE,
+    READ,
+    DotForm,
+    Form,
+    Work,
+    list_forms,
+)
 from torchwise.compile.transforms import transform_model
 from torchwise.compile.transforms.function_graphs import products_of_few_rows
 from torchwise.compile.transforms.function_graphs.nodes import VALUE, name_of
@@ -38,12 +49,19 @@ def use_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+def find_dtype(dtype: torch.dtype, number: int) -> torch.dtype:
+    """Return a type whose tiles the interpreter multiplies. It has none of bfloat16, of which a GPU test is."""
+    return torch.float16 if number > MAX_SUMMED_ROWS and dtype is torch.bfloat16 else dtype
+
+
 def make_weights(sizes: tuple[int, ...], dtype: torch.dtype, kept: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
     """Return weights, and their scales if they have few bits."""
     drawn = [draw(size, LENGTH, seed=size) for size in sizes]
     if kept is dtype:
         return [one.to(dtype) for one in drawn], []
-    return [(9 * one).to(kept) for one in drawn], [draw(size, seed=size).to(dtype) for size in sizes]
+    return [(9 * one).to(kept) for one in drawn], [
+        (draw(size, seed=size) / 8).to(dtype) for size in sizes
+    ]  # float16 ends at 65,504
 
 
 def compute_exactly(
@@ -65,17 +83,18 @@ def compute_exactly(
     return found if added is None else [found[0] + added.double()]
 
 
-@pytest.mark.parametrize("number", [1, 3, 8])
+@pytest.mark.parametrize("number", [1, 3, 8, 9, 70])
 @pytest.mark.parametrize("kept", [None, torch.int8, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("sizes", "activation"), [((13,), ""), ((16, 5, 7), ""), ((13, 13), "silu"), ((8, 8), "relu")])
 def test_all_forms_have_the_answer(
     sizes: tuple[int, ...], activation: str, dtype: torch.dtype, kept: torch.dtype | None, number: int
 ) -> None:
+    dtype = find_dtype(dtype, number)
     rows, (weights, scales) = draw(number, LENGTH).to(dtype), make_weights(sizes, dtype, kept or dtype)
-    biases = [draw(size).to(dtype) for size in sizes] if number < 8 else []
+    biases = [draw(size).to(dtype) for size in sizes] if number != 8 else []
     expected = compute_exactly(rows, weights, scales, biases, activation)
-    work = Work(number, LENGTH, sizes, weights[0].element_size(), activation)
+    work = Work(number, LENGTH, sizes, weights[0].element_size(), activation, row_bytes=dtype.itemsize)
     for form in list_forms(work):
         found = operator._launch(form, work, rows, tuple(weights), tuple(scales), tuple(biases))
         assert [one.dtype for one in found] == [dtype] * len(expected)
@@ -84,7 +103,7 @@ def test_all_forms_have_the_answer(
 
 
 @pytest.mark.parametrize("is_turned", [False, True])
-@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("number", [1, 3, 37])
 @pytest.mark.parametrize(("has_gain", "has_added"), [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
@@ -99,15 +118,16 @@ def test_all_forms_have_the_answer_with_what_is_around_the_products(
     number: int,
     is_turned: bool,
 ) -> None:
+    dtype = find_dtype(dtype, number)
     rows, (weights, _) = (3 * draw(number, LENGTH)).to(dtype), make_weights(sizes, dtype, dtype)
     weights = [one.t().contiguous().t() for one in weights] if is_turned else weights
-    has_norm = not is_turned and (has_gain or number == 3)
+    has_norm = not is_turned and (has_gain or number > 1)
     added = draw(number, sizes[0], seed=7).to(dtype) if has_added else None
     gain = draw(LENGTH, seed=8).to(dtype) if has_norm and has_gain else None
     around = (added, gain, 0.5 if has_norm else None)
-    biases = [draw(size, seed=9).to(dtype) for size in sizes] if number == 3 else []
+    biases = [draw(size, seed=9).to(dtype) for size in sizes] if number > 1 else []
     expected = compute_exactly(rows, weights, [], biases, activation, *around)
-    work = Work(number, LENGTH, sizes, weights[0].element_size(), activation, is_turned)
+    work = Work(number, LENGTH, sizes, weights[0].element_size(), activation, is_turned, dtype.itemsize)
     for form in list_forms(work):
         (found,) = operator._launch(form, work, rows, tuple(weights), (), tuple(biases), *around)
         tolerance = 3e-5 if dtype.itemsize == 4 else 1e-2
@@ -116,17 +136,18 @@ def test_all_forms_have_the_answer_with_what_is_around_the_products(
     torch.testing.assert_close(plain[0].double(), expected[0], rtol=5e-2, atol=5e-2 if dtype.itemsize == 2 else 1e-4)
 
 
-@pytest.mark.parametrize("number", [1, 3, 8])
+@pytest.mark.parametrize("number", [1, 3, 8, 33])
 @pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16, torch.int8], ids=str)
 @pytest.mark.parametrize(("sizes", "activation"), [((13,), ""), ((16, 5, 40), ""), ((40, 40), "silu")])
 def test_all_forms_of_turned_weights_have_the_answer(
     sizes: tuple[int, ...], activation: str, kept: torch.dtype, number: int
 ) -> None:
+    kept = find_dtype(kept, number)
     dtype = torch.float32 if kept is torch.int8 else kept
     rows, (weights, scales) = draw(number, LENGTH).to(dtype), make_weights(sizes, dtype, kept)
     weights = [one.t().contiguous().t() for one in weights]
     expected = compute_exactly(rows, weights, scales, [], activation)
-    work = Work(number, LENGTH, sizes, weights[0].element_size(), activation, is_turned=True)
+    work = Work(number, LENGTH, sizes, weights[0].element_size(), activation, True, dtype.itemsize)
     forms = list_forms(work)
     assert len(set(forms)) == len(forms)
     for form in (forms[0], forms[-1]):
@@ -159,9 +180,12 @@ def test_weights_of_both_kinds_are_left_to_pytorch(monkeypatch: pytest.MonkeyPat
     torch.testing.assert_close(operator.multiply(x, [one, other], [], [], ""), [x @ one.t(), x @ other.t()])
 
 
-def test_nothing_that_is_no_number_is_lost() -> None:
-    rows, weights = draw(1, LENGTH), [draw(4, LENGTH), draw(4, LENGTH)]
-    # Not plus infinity, of which eager's own GELU on a CPU is no number.
+@pytest.mark.parametrize("number", [1, 20])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_nothing_that_is_no_number_is_lost(number: int) -> None:
+    rows, weights = draw(number, LENGTH) / 8, [draw(4, LENGTH), draw(4, LENGTH)]  # a GELU is zero far below zero
+    # The answers have no plus infinity, of which eager's own GELU on a CPU is no number.
+    rows[:, 70] = rows[:, 70].abs()
     weights[0][1, 3], weights[1][2, 70] = float("nan"), -float("inf")
     for activation in ("", *operator.ACTIVATIONS):
         for given in (weights, weights[:1], weights[1:]):
@@ -169,6 +193,10 @@ def test_nothing_that_is_no_number_is_lost() -> None:
                 expected = operator.multiply_plainly(rows, given, [], [], activation)
                 found = operator.multiply(rows, given, [], [], activation)
                 torch.testing.assert_close(found, expected, equal_nan=True)
+    rows[0, 5] = float("inf")
+    weights = [one.sign() for one in weights]  # without a rest behind the leading bits
+    expected = operator.multiply_plainly(rows, weights[:1], [], [], "")
+    torch.testing.assert_close(operator.multiply(rows, weights[:1], [], [], ""), expected, equal_nan=True)
     rows[0, 5] = float("nan")
     expected = operator.multiply_plainly(rows, weights, [], [], "", None, None, 1e-5)
     torch.testing.assert_close(operator.multiply(rows, weights, [], [], "", None, None, 1e-5), expected, equal_nan=True)
@@ -187,7 +215,25 @@ def test_forms_fit_registers_and_rows(length: int, item_bytes: int, rows: int) -
             sums = columns * form.block * work.block_rows * (2 if activation else 1) // (32 * form.warps)
             assert sums <= max(MAX_SUMS, rows * READ // item_bytes * 2)
             assert columns < 2 * length or (form.warps, form.reads) == (1, 1), "no program reads nothing but zeros"
-        assert work.count_programs(forms[0]) * forms[0].block >= (512 if activation else 1024)
+        assert work.count_programs(forms[0])[0] * forms[0].block >= (512 if activation else 1024)
+
+
+@pytest.mark.parametrize("rows", [9, 32, 128])
+@pytest.mark.parametrize("item_bytes", [1, 2, 4])
+@pytest.mark.parametrize("length", [1, 48, 2048])
+@pytest.mark.parametrize("activation", ["", "silu"])
+def test_forms_of_tensor_cores_fit_memory_and_rows(length: int, item_bytes: int, rows: int, activation: str) -> None:
+    work = Work(rows, length, (512, 512), item_bytes, activation, row_bytes=max(item_bytes, 2))
+    forms = list_forms(work)
+    assert len(set(forms)) == len(forms) >= 1
+    for form in forms:
+        assert isinstance(form, DotForm)
+        assert form.count_bytes(work.row_bytes, item_bytes * (2 if activation else 1)) <= MAX_SHARED
+        assert MIN_TILE <= form.rows < 2 * max(rows, MIN_TILE), "no program has only rows that are not there"
+        assert MIN_TILE <= form.width < 2 * max(length, MIN_TILE)
+        blocks, parts = work.count_programs(form)
+        assert blocks * form.block >= (512 if activation else 1024)
+        assert parts * form.rows >= rows
 
 
 class Model(nn.Module):
@@ -262,7 +308,8 @@ TAKEN: dict[str, tuple[Callable[..., Any], Products]] = {
     "weights of both kinds": (lambda model, x: (x @ model.wide, model.a(x)), [(1, ""), (1, "")]),
     "as in a Conv1D of GPT-2": (lambda m, x: torch.addmm(m.a.bias[:6], x[0], m.wide), [(1, "")]),
     "weights with gaps": (lambda model, x: functional.linear(x[..., :24], model.a.weight[:, 8:32]), []),
-    "nine rows": (lambda model, x: model.a(x.expand(3, 3, LENGTH)), []),
+    "as many rows as tensor cores take": (lambda model, x: model.a(x.expand(2, 64, LENGTH)), [(1, "")]),
+    "more rows": (lambda model, x: model.a(x.expand(3, 43, LENGTH)), []),
     "no row": (lambda model, x: model.a(x[:0]), []),
     "attention scores": (lambda model, x: x @ model.a.weight.expand(2, -1, -1).mT, []),
     "wide numbers": (lambda model, x: functional.linear(x.double(), model.a.weight.double()), []),
@@ -304,6 +351,56 @@ def test_products_of_few_rows_are_taken_with_the_same_answers(name: str) -> None
         assert calls == expected
         graph = record(lambda: model(GIVEN))
         assert bool(products_of_few_rows.rewrite(graph)) == bool(expected), "the trait is found in eager"
+
+
+CELLS = {
+    "GRU": nn.GRUCell(LENGTH, 16),
+    "GRU without biases": nn.GRUCell(LENGTH, 16, bias=False),
+    "LSTM": nn.LSTMCell(LENGTH, 16),
+    "RNN": nn.RNNCell(LENGTH, 16),
+    "RNN, relu": nn.RNNCell(LENGTH, 16, nonlinearity="relu"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CELLS)
+def test_products_of_cells_are_taken(name: str, dtype: torch.dtype) -> None:
+    cell, x, memory = copy.deepcopy(CELLS[name]).to(dtype), draw(3, LENGTH).to(dtype), draw(3, 16, seed=1).to(dtype)
+
+    def call(model: Any, x: Tensor) -> Any:
+        out = model.cell(x, (memory, memory) if name == "LSTM" else memory)
+        return (out[0] + 1, out) if name == "LSTM" else out + 1
+
+    model = Model(call)
+    model.cell = cell
+    (answer, calls), expected = run(model, x), model(x)
+    assert calls == [(1, ""), (1, "")]
+    torch.testing.assert_close(answer, expected, **({} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 2e-2}))
+    assert products_of_few_rows.rewrite(record(lambda: model(x))) == 2, "the trait is found in eager"
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "is_taken"), [(128, torch.float32, True), (129, torch.float32, False), (9, torch.float16, False)]
+)
+def test_cells_of_many_rows_stay(rows: int, dtype: torch.dtype, is_taken: bool) -> None:
+    model = Model(lambda model, x: model.cell(x, x[:, :16]))
+    model.cell = copy.deepcopy(CELLS["GRU"]).to(dtype)
+    names: list[str] = []
+
+    def rewrite(graph: torch.fx.Graph) -> int:
+        places = products_of_few_rows.rewrite(graph)
+        names.extend(map(name_of, graph.nodes))
+        return places
+
+    rewrite_and_call(model, draw(rows, LENGTH).to(dtype), rewrite=rewrite)
+    assert ("gru_cell" not in names) is is_taken
+
+
+def test_cells_with_small_weights_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products_of_few_rows, "MIN_BYTES", 1 << 17)
+    graph = record(lambda: CELLS["GRU"](draw(3, LENGTH), draw(3, 16)))
+    assert products_of_few_rows.rewrite(graph) == 0
+    assert "gru_cell" in map(name_of, graph.nodes)
 
 
 def score(model: Any, x: Tensor, keys: Tensor) -> Tensor:
@@ -490,7 +587,7 @@ def test_tensors_that_the_kernel_cannot_read_are_answered_by_pytorch(
     changed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {"rows": draw(2, LENGTH), "weight": draw(5, LENGTH), "scale": draw(5), "bias": draw(5)}
-    given[changed] = draw(9, LENGTH) if changed == "rows" else torch.stack([given[changed]] * 2, -1)[..., 0]
+    given[changed] = draw(129, LENGTH) if changed == "rows" else torch.stack([given[changed]] * 2, -1)[..., 0]
     monkeypatch.setattr(operator, "_launch", None)
     (found,) = operator.multiply(given["rows"], [given["weight"]], [given["scale"]], [given["bias"]], "")
     torch.testing.assert_close(found, given["rows"] @ (given["weight"] * given["scale"][:, None]).t() + given["bias"])
@@ -526,7 +623,7 @@ def test_it_is_proposed_for_large_weights_that_meet_few_rows_on_a_gpu() -> None:
     model = Model(attend).eval()
     traits = detect_traits(model, lambda: model(GIVEN), Instruments(lambda: None))
     assert traits[Trait.FEW_ROWS]
-    assert not detect_traits(model, lambda: model(draw(9, LENGTH)), Instruments(lambda: None))[Trait.FEW_ROWS]
+    assert not detect_traits(model, lambda: model(draw(129, LENGTH)), Instruments(lambda: None))[Trait.FEW_ROWS]
     traits = frozenset({Trait.MODULE, Trait.GEMM, Trait.FEW_ROWS})
     plan = Plan(backend="inductor", transforms=("products_of_few_rows",))
     for device, known, is_open in (("cpu", traits, False), ("cuda", traits, True), ("cuda", {Trait.GEMM}, False)):

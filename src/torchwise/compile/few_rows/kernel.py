@@ -15,6 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from torchwise.compile.few_rows.tiles import sum_tiles
+
 BYTES_TO_FLOATS = tl.constexpr(
     """{
     .reg .b32 bytes;
@@ -58,6 +60,8 @@ def multiply(
     WIDTH: tl.constexpr,
     IS_UNROLLED: tl.constexpr,
     IS_TURNED: tl.constexpr,
+    STAGES: tl.constexpr,
+    PARTS: tl.constexpr,
     STARTS_EARLY: tl.constexpr,
     HAS_PTX: tl.constexpr,
 ):
@@ -68,22 +72,27 @@ def multiply(
     With an activation there is one output: that of the first product, times the second one if there are two weights, of
     one size. `added` (ROWS, SIZES[0]) is added to the only output. EPSILON is None, or else the rows are divided by the
     root of their mean square plus EPSILON, and with a gain (LENGTH,) multiplied by it. Turned weights have no norm.
+
+    A program has BLOCK_ROWS rows and BLOCK outputs. If STAGES is 0, those are all rows, and they are multiplied number
+    by number. Otherwise tensor cores multiply them (`tiles.py`).
     """
     tl.static_assert(EPSILON is None or not IS_TURNED)
     if STARTS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+    row = tl.program_id(1) * BLOCK_ROWS
     if ACTIVATION != "" and COUNT == 2:
         first = tl.program_id(0) * BLOCK
         # Before the sums, as memory answers meanwhile.
         scale, bias = _read(scales[0], biases[0], first, SIZES[0], HAS_SCALES, HAS_BIASES, BLOCK)
         scale_1, bias_1 = _read(scales[1], biases[1], first, SIZES[1], HAS_SCALES, HAS_BIASES, BLOCK)
-        rest = _read_added(added, first, ROWS, SIZES[0], HAS_ADDED, BLOCK_ROWS, BLOCK)
+        rest = _read_added(added, row, first, ROWS, SIZES[0], HAS_ADDED, BLOCK_ROWS, BLOCK)
         gate, other = _sum(
             rows,
             gain,
             weights[0],
             weights[1],
+            row,
             first,
             ROWS,
             SIZES[0],
@@ -95,11 +104,13 @@ def multiply(
             WIDTH,
             IS_UNROLLED,
             IS_TURNED,
+            STAGES,
+            PARTS,
             HAS_PTX,
             True,
         )
         total = _activate(gate * scale + bias, ACTIVATION) * (other * scale_1 + bias_1)
-        _store(outputs[0], total + rest, first, ROWS, SIZES[0], BLOCK_ROWS, BLOCK)
+        _store(outputs[0], total + rest, row, first, ROWS, SIZES[0], BLOCK_ROWS, BLOCK)
     else:
         program = tl.program_id(0)
         for place in tl.static_range(COUNT):
@@ -108,12 +119,13 @@ def multiply(
                 first = program * BLOCK
                 weight = weights[place]
                 scale, bias = _read(scales[place], biases[place], first, SIZES[place], HAS_SCALES, HAS_BIASES, BLOCK)
-                rest = _read_added(added, first, ROWS, SIZES[place], HAS_ADDED, BLOCK_ROWS, BLOCK)
+                rest = _read_added(added, row, first, ROWS, SIZES[place], HAS_ADDED, BLOCK_ROWS, BLOCK)
                 total, _ = _sum(
                     rows,
                     gain,
                     weight,
                     weight,
+                    row,
                     first,
                     ROWS,
                     SIZES[place],
@@ -125,16 +137,93 @@ def multiply(
                     WIDTH,
                     IS_UNROLLED,
                     IS_TURNED,
+                    STAGES,
+                    PARTS,
                     HAS_PTX,
                     False,
                 )
                 total = _activate(total * scale + bias, ACTIVATION)
-                _store(outputs[place], total + rest, first, ROWS, SIZES[place], BLOCK_ROWS, BLOCK)
+                _store(outputs[place], total + rest, row, first, ROWS, SIZES[place], BLOCK_ROWS, BLOCK)
             program -= blocks
 
 
 @triton.jit
 def _sum(
+    rows,
+    gain,
+    weight,
+    other,
+    row,
+    first,
+    ROWS: tl.constexpr,
+    SIZE: tl.constexpr,
+    LENGTH: tl.constexpr,
+    HAS_GAIN: tl.constexpr,
+    EPSILON: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    IS_UNROLLED: tl.constexpr,
+    IS_TURNED: tl.constexpr,
+    STAGES: tl.constexpr,
+    PARTS: tl.constexpr,
+    HAS_PTX: tl.constexpr,
+    HAS_OTHER: tl.constexpr,
+):
+    """Return the products (BLOCK_ROWS, BLOCK) of the rows with a block of one weight, and of another if it has one.
+
+    The root of the mean square divides the sums, so that the weights need not wait for it.
+    """
+    if STAGES == 0:
+        total, second, squares = _sum_numbers(
+            rows,
+            gain,
+            weight,
+            other,
+            first,
+            ROWS,
+            SIZE,
+            LENGTH,
+            HAS_GAIN,
+            EPSILON,
+            BLOCK_ROWS,
+            BLOCK,
+            WIDTH,
+            IS_UNROLLED,
+            IS_TURNED,
+            HAS_PTX,
+            HAS_OTHER,
+        )
+    else:
+        total, second, squares = sum_tiles(
+            rows,
+            gain,
+            weight,
+            other,
+            row,
+            first,
+            ROWS,
+            SIZE,
+            LENGTH,
+            HAS_GAIN,
+            EPSILON,
+            BLOCK_ROWS,
+            BLOCK,
+            WIDTH,
+            IS_TURNED,
+            STAGES,
+            PARTS,
+            HAS_OTHER,
+        )
+    if EPSILON is not None:
+        root = tl.rsqrt(squares / LENGTH + EPSILON)
+        total *= root
+        second *= root
+    return total, second
+
+
+@triton.jit
+def _sum_numbers(
     rows,
     gain,
     weight,
@@ -153,10 +242,7 @@ def _sum(
     HAS_PTX: tl.constexpr,
     HAS_OTHER: tl.constexpr,
 ):
-    """Return the products (BLOCK_ROWS, BLOCK) of the rows with a block of one weight, and of another if it has one.
-
-    The root of the mean square divides the sums, so that the weights need not wait for it.
-    """
+    """Return both products number by number, and the sums of squares (BLOCK_ROWS, 1) of the rows."""
     outputs, inputs = tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     if IS_TURNED:  # what lies side by side comes last
         n, k = (first + outputs)[None, None, :], inputs[None, :, None]
@@ -188,12 +274,8 @@ def _sum(
             total += x * _load_weight(weight, n, start + k, SIZE, LENGTH, BLOCK, WIDTH, IS_TURNED, HAS_PTX)
             if HAS_OTHER:
                 second += x * _load_weight(other, n, start + k, SIZE, LENGTH, BLOCK, WIDTH, IS_TURNED, HAS_PTX)
-    sums, others = tl.sum(total, 1 if IS_TURNED else 2), tl.sum(second, 1 if IS_TURNED else 2)
-    if EPSILON is not None:
-        root = tl.rsqrt(tl.sum(squares, 2) / LENGTH + EPSILON)
-        sums *= root
-        others *= root
-    return sums, others
+    axis: tl.constexpr = 1 if IS_TURNED else 2
+    return tl.sum(total, axis), tl.sum(second, axis), tl.sum(squares, 2)
 
 
 @triton.jit
@@ -258,6 +340,7 @@ def _read(
 @triton.jit
 def _read_added(
     added,
+    row,
     first,
     ROWS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -267,7 +350,7 @@ def _read_added(
 ):
     """Return the numbers that are added to a block of outputs."""
     if HAS_ADDED:
-        m = tl.minimum(tl.arange(0, BLOCK_ROWS), ROWS - 1)[:, None]
+        m = tl.minimum(row + tl.arange(0, BLOCK_ROWS), ROWS - 1)[:, None]
         n = tl.minimum(first + tl.arange(0, BLOCK), SIZE - 1)[None, :]
         rest = tl.load(added + m * SIZE + n).to(tl.float32)
     else:
@@ -296,12 +379,13 @@ def _activate(x, NAME: tl.constexpr):
 def _store(
     output,
     values,
+    row,
     first,
     ROWS: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    m = tl.arange(0, BLOCK_ROWS)[:, None]
+    m = (row + tl.arange(0, BLOCK_ROWS))[:, None]
     n = (first + tl.arange(0, BLOCK))[None, :]
     tl.store(output + m * SIZE + n, values.to(output.dtype.element_ty), mask=(m < ROWS) & (n < SIZE))

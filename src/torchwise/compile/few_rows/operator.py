@@ -19,11 +19,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from torchwise._torch.hopper import is_hopper
-from torchwise.compile.few_rows.forms import Form, Work, list_forms
+from torchwise.compile.few_rows.forms import MAX_ROWS, DotForm, Form, Work, list_forms
 from torchwise.compile.few_rows.tuning import copy_tensors, find_form
 
 KERNEL = "torchwise.compile.few_rows.kernel"
-MAX_ROWS = 8
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "relu": functional.relu,
@@ -81,16 +80,17 @@ def multiply(
         weights[0].element_size(),
         activation,
         not all(one.is_contiguous() for one in weights),
+        rows.element_size(),
     )
     given = (flat, tuple(weights), tuple(scales), tuple(biases), flat_added, gain, epsilon)
     types = (rows.dtype, weights[0].dtype, *(one[0].dtype if one else None for one in (scales, biases)))
     key = (work, *types, added is not None, gain is not None, epsilon)
 
-    def begin_timing() -> tuple[Callable[[Form | None], object], int]:
+    def begin_timing() -> tuple[Callable[[Form | DotForm | None], object], int]:
         copies = copy_tensors(given[1])
         turns = itertools.cycle(copies)
 
-        def compute(form: Form | None) -> object:
+        def compute(form: Form | DotForm | None) -> object:
             copied = next(turns)
             if form is None:
                 return multiply_plainly(rows, copied, scales, biases, activation, added, gain, epsilon)
@@ -98,7 +98,7 @@ def multiply(
 
         return compute, len(copies)
 
-    forms = list_forms(work)
+    forms: Sequence[Form | DotForm] = list_forms(work)
     form = find_form(key, KERNEL, rows.device, forms, lambda form: _launch(form, work, *given), begin_timing)
     if form is None:
         return multiply_plainly(rows, weights, scales, biases, activation, added, gain, epsilon)
@@ -188,7 +188,7 @@ def _unflatten(found: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
 
 
 def _launch(
-    form: Form,
+    form: Form | DotForm,
     work: Work,
     rows: Tensor,
     weights: tuple[Tensor, ...],
@@ -202,7 +202,7 @@ def _launch(
     found = tuple(rows.new_empty((work.rows, size)) for size in work.sizes[: 1 if work.activation else None])
     is_early = rows.is_cuda and starts_early(rows.device)
     with torch.cuda.device(rows.device if rows.is_cuda else -1):  # on which Triton launches
-        _load_kernel()[(work.count_programs(form),)](
+        _load_kernel()[work.count_programs(form)](
             rows,
             weights,
             scales or (rows,) * len(weights),  # of which nothing is read
@@ -220,11 +220,13 @@ def _launch(
             HAS_ADDED=added is not None,
             EPSILON=epsilon,
             ACTIVATION=work.activation,
-            BLOCK_ROWS=work.block_rows,
+            BLOCK_ROWS=form.rows if isinstance(form, DotForm) else work.block_rows,
             BLOCK=form.block,
             WIDTH=work.find_width(form),
             IS_TURNED=work.is_turned,
             IS_UNROLLED=work.is_unrolled(form),
+            STAGES=form.stages if isinstance(form, DotForm) else 0,
+            PARTS=form.warps,
             STARTS_EARLY=is_early,
             HAS_PTX=rows.is_cuda and torch.version.hip is None,
             num_warps=form.warps,

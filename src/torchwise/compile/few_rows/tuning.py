@@ -123,5 +123,6 @@ def _find_file(key: Any, kernel: str, device: torch.device) -> Path:
     assert spec is not None
     assert spec.origin is not None
     name, triton = torch.cuda.get_device_name(device), importlib.metadata.version("triton")
-    facts = (repr(key), name, triton, torch.__version__, Path(spec.origin).read_text())
+    texts = [one.read_text() for one in sorted(Path(spec.origin).parent.glob("*.py"))]
+    facts = (repr(key), name, triton, torch.__version__, texts)
     return find_folder() / f"few_rows_{hashlib.sha256(repr(facts).encode()).hexdigest()[:40]}.json"

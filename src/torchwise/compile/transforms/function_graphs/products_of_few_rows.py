@@ -6,6 +6,9 @@ this case. It also has less to launch and to write down: products of the same ro
 of their weights. An activation is in it, a gate (https://arxiv.org/abs/2002.05202), a residual, and a norm by the root
 of the mean square before it. Weights of few bits with a scale for each output are read as such.
 
+In float32, libraries multiply without tensor cores, and in several kernels if there are few outputs. So the operator
+takes more rows there. Cells of recurrent nets become products for it.
+
 Attention of few rows becomes an operator of our own, too (`attention_of_few_rows.py`). Other products of few rows with
 each matrix of a batch are written as sums in float32. Inductor makes one kernel of such a sum with the work around it,
 where a library would launch a kernel for matrices that are mostly empty.
@@ -26,7 +29,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from torchwise.compile.few_rows.operator import LOW_BITS, MAX_ROWS, TYPES, products_of_few_rows
+from torchwise.compile.few_rows.forms import MAX_ROWS, MAX_SUMMED_ROWS
+from torchwise.compile.few_rows.operator import LOW_BITS, TYPES, products_of_few_rows
 from torchwise.compile.transforms.function_graphs import attention_of_few_rows
 from torchwise.compile.transforms.function_graphs.nodes import (
     VALUE,
@@ -38,10 +42,14 @@ from torchwise.compile.transforms.function_graphs.nodes import (
     writes,
 )
 from torchwise.compile.transforms.function_graphs.product_epilogues import CASTS, VIEWS, Epilogue, find_epilogue
+from torchwise.compile.transforms.function_graphs.recurrent_cells import expand_cells
 from torchwise.compile.transforms.function_graphs.rms_norms import RMSNorm, find_rms_norm
 
 MIN_BYTES = 1 << 17
-"""Bytes of the weights of a kernel from which it may gain something. With less, its start is nearly all of its time."""
+"""Bytes of the weights of a kernel from which a graph may gain something. With less, its start is most of its time.
+
+Where one kernel has as many, products with smaller weights have kernels, too: for those of few outputs, libraries may
+have three or four kernels each."""
 MAX_JOINED = 4
 """Products of a kernel: those of queries, keys and values, and one more."""
 
@@ -96,18 +104,20 @@ class Product:
 @torch.no_grad()
 def rewrite(graph: Graph) -> int:
     """Replace products of few rows, and return the number of kernels that compute them."""
+    expand_cells(graph, _is_large_cell)
     places = {node: place for place, node in enumerate(graph.nodes)}
     written = [place for node, place in places.items() if writes(node)]
-    groups = [group for group in _find_groups(places, written) if sum(one.nbytes for one in group) >= MIN_BYTES]
+    groups = _find_groups(places, written)
+    if all(sum(one.nbytes for one in group) < MIN_BYTES for group in groups):
+        return 0
     kernels = [_plan_kernel(group, places, written) for group in groups]
     moved: dict[Node, Node] = {}
     for kernel in kernels:
         _replace(graph, kernel, moved)
-    if groups:
-        attention_of_few_rows.rewrite(graph)
-        for node in list(graph.nodes):
-            if _is_of_batch(node):
-                _write_sum(graph, node)
+    attention_of_few_rows.rewrite(graph)
+    for node in list(graph.nodes):
+        if _is_of_batch(node):
+            _write_sum(graph, node)
     return len(groups)
 
 
@@ -123,6 +133,21 @@ def _find_groups(places: dict[Node, int], written: Sequence[int]) -> list[list[P
             known.append([])
         known[-1].append(product)
     return [group for known in groups.values() for group in known]
+
+
+def _is_large_cell(rows: Tensor, weight: Tensor) -> bool:
+    """Whether a cell of a recurrent net has a product of few rows with a large weight."""
+    is_large = weight.numel() * weight.element_size() >= MIN_BYTES
+    is_known = _has_numbers(rows) and _has_numbers(weight) and rows.dtype in TYPES
+    return is_known and is_large and 0 < len(rows) <= _find_limit(rows.dtype, has_low_bits=False)
+
+
+def _find_limit(dtype: torch.dtype, *, has_low_bits: bool) -> int:
+    """Return the rows up to which the operator may be faster.
+
+    Libraries are made for more rows than one where both factors have 16 bits. In float32 they use no tensor cores.
+    """
+    return MAX_ROWS if dtype is torch.float32 or has_low_bits else MAX_SUMMED_ROWS
 
 
 def _may_join(group: Sequence[Product], product: Product, places: dict[Node, int], written: Sequence[int]) -> bool:
@@ -155,14 +180,15 @@ def _read(node: Node, places: dict[Node, int], written: Sequence[int]) -> Produc
     assert answer is not None and x is not None and matrix is not None  # noqa: PT018
     if answer.requires_grad:  # the operator has no gradient
         return None
-    if matrix.dim() != 2 or x.dim() == 0 or not 0 < x.numel() <= MAX_ROWS * x.shape[-1]:
+    if matrix.dim() != 2 or x.dim() == 0 or x.numel() == 0:
         return None
     length, outputs = matrix.shape if is_transposed else matrix.shape[::-1]
     weight, kept = Weight(given, None, is_transposed), matrix.t() if is_transposed else matrix
     if not is_transposed and (found := _read_low_bits(given, x.dtype, places, places[node], written)):
         weight, scale, kept = found
     fits = (
-        x.dtype is answer.dtype
+        x.numel() <= _find_limit(x.dtype, has_low_bits=scale is not None) * x.shape[-1]
+        and x.dtype is answer.dtype
         and x.dtype in TYPES
         and kept.dtype in ((x.dtype,) if scale is None else LOW_BITS)
         and (kept.is_contiguous() or kept.t().is_contiguous())
@@ -345,7 +371,7 @@ def _is_of_batch(node: Node) -> bool:
         return False
     dtypes = {one.dtype for one in values if one is not None}
     answer = values[0]
-    return answer is not None and 0 < answer.shape[-2] <= MAX_ROWS and len(dtypes) == 1 and dtypes <= {*TYPES}
+    return answer is not None and 0 < answer.shape[-2] <= MAX_SUMMED_ROWS and len(dtypes) == 1 and dtypes <= {*TYPES}
 
 
 def _write_sum(graph: Graph, node: Node) -> None:
