@@ -258,3 +258,48 @@ def test_nothing_is_timed_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyPa
     graph.replay()
     assert not tuning._chosen
     torch.testing.assert_close(found.double(), x.double() @ weight.double().t(), rtol=1e-2, atol=1e-1)
+
+
+def test_infinite_numbers_of_many_rows_stay() -> None:
+    x, weight = torch.randn(20, 72, device="cuda"), torch.randn(40, 72, device="cuda").sign()
+    x[0, 5], x[1, 6] = float("inf"), float("nan")
+    weight[3, 7] = -float("inf")
+    work = Work(20, 72, (40,), 4)
+    for form in list_forms(work):
+        (found,) = operator._launch(form, work, x, (weight,), (), ())
+        torch.testing.assert_close(found, x @ weight.t(), equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+class Layers(torch.nn.Module):  # type: ignore[misc,name-defined]
+    """A cell, layers one after the other, and small heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.cell, self.layers = (
+            torch.nn.GRUCell(5, 256),
+            torch.nn.ModuleList(torch.nn.Linear(256, 256) for _ in range(40)),
+        )
+        self.head = torch.nn.Linear(256, 3)
+        self.cuda().eval()
+
+    def forward(self, x: Any, state: Any) -> Any:
+        state = self.cell(x, state)
+        y = state
+        for layer in self.layers:
+            y = y + torch.tanh(layer(y))
+        return self.head(y), state
+
+
+@pytest.mark.parametrize("rows", [16, 128])
+def test_a_cell_and_many_layers_of_many_rows_pass(rows: int) -> None:
+    model = Layers()
+    example = Example((torch.randn(rows, 5, device="cuda"), torch.randn(rows, 256, device="cuda")))
+    plan = Plan(backend="inductor", transforms=("products_of_few_rows",), capture="call")
+    with torch.no_grad(), CONFIG.get().patch(force_disable_caches=True):
+        made = compile_plan(model, plan, example, device="cuda", mode="inference")
+        for _ in range(3):
+            made.call(*example.args)
+        verdict = verify(Subject(Workload(model, (example,)), made.call, model))
+        assert verdict.outcome is Outcome.PASS, verdict.reason
+        made.close()

@@ -13,8 +13,9 @@ register(
         Numerics.SAME_PRECISION,
         complexity=2,
         summary="products of at most 8 rows with large weights, as in decoding one token, are kernels of Torchwise, "
-        "which only read the weights. In float32, or with weights of 8 bits, they have at most 128 rows. Products of the same rows are one kernel, with their RMS norm, activation, gate "
-        "and residual. Weights of 8 bits are read as such. Attention of at most 16 rows is such a kernel as well",
+        "which only read the weights. In float32, or with weights of 8 bits, they have at most 128 rows. Products of "
+        "the same rows are one kernel, with their RMS norm, activation, gate and residual. Weights of 8 bits are read "
+        "as such. Attention of at most 16 rows is such a kernel as well",
         devices=("cuda",),
         modes=("inference",),
         required_traits=(Trait.GEMM, Trait.FEW_ROWS),
