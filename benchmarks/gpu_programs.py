@@ -52,8 +52,15 @@ COMPILED_RNN, ROLLED_RNN, ISOLATED_RNN = (
     "compiled RNN, rolled, captured",
     "isolated RNN, captured",
 )
-RNN_OF_FEW_ROWS, RNN_OF_THREE_TF32 = "compiled RNN of few rows, captured", "compiled RNN of three TF32, captured"
-KERNELS = (OWN, OWN_UNCAPTURED, FEW_ROWS, FEW_ROWS_EARLY, THREE_TF32, RNN_OF_FEW_ROWS, RNN_OF_THREE_TF32)
+RNN_OF_FEW_ROWS, RNN_OF_FEW_ROWS_EARLY, RNN_OF_THREE_TF32 = (
+    "compiled RNN of few rows, captured",
+    "compiled RNN of few rows, early, captured",
+    "compiled RNN of three TF32, captured",
+)
+KERNELS = (
+    *(OWN, OWN_UNCAPTURED, FEW_ROWS, FEW_ROWS_EARLY, THREE_TF32),
+    *(RNN_OF_FEW_ROWS, RNN_OF_FEW_ROWS_EARLY, RNN_OF_THREE_TF32),
+)
 """Plans with kernels of Torchwise."""
 NO_GRAPHS = "max-autotune-no-cudagraphs"
 INDUCTOR = Plan(backend="inductor")
@@ -69,6 +76,7 @@ PLANS = {
     THREE_TF32: CAPTURED.with_choice("options", ("max_autotune_gemm_backends", "ATEN,TRITON,TF32X3")),
     COMPILED_RNN: CAPTURED.with_choice("transforms", "compiled_rnn"),
     RNN_OF_FEW_ROWS: replace(CAPTURED, transforms=("compiled_rnn", "products_of_few_rows")),
+    RNN_OF_FEW_ROWS_EARLY: replace(EARLY, transforms=("compiled_rnn", "products_of_few_rows")),
     RNN_OF_THREE_TF32: replace(
         CAPTURED, transforms=("compiled_rnn",), options=(("max_autotune_gemm_backends", "ATEN,TRITON,TF32X3"),)
     ),
