@@ -52,15 +52,11 @@ COMPILED_RNN, ROLLED_RNN, ISOLATED_RNN = (
     "compiled RNN, rolled, captured",
     "isolated RNN, captured",
 )
-RNN_OF_FEW_ROWS, RNN_OF_FEW_ROWS_EARLY, RNN_OF_THREE_TF32 = (
+RNN_OF_FEW_ROWS, RNN_OF_FEW_ROWS_EARLY = (
     "compiled RNN of few rows, captured",
     "compiled RNN of few rows, early, captured",
-    "compiled RNN of three TF32, captured",
 )
-KERNELS = (
-    *(OWN, OWN_UNCAPTURED, FEW_ROWS, FEW_ROWS_EARLY, THREE_TF32),
-    *(RNN_OF_FEW_ROWS, RNN_OF_FEW_ROWS_EARLY, RNN_OF_THREE_TF32),
-)
+KERNELS = (OWN, OWN_UNCAPTURED, FEW_ROWS, FEW_ROWS_EARLY, THREE_TF32, RNN_OF_FEW_ROWS, RNN_OF_FEW_ROWS_EARLY)
 """Plans with kernels of Torchwise."""
 NO_GRAPHS = "max-autotune-no-cudagraphs"
 INDUCTOR = Plan(backend="inductor")
@@ -77,9 +73,6 @@ PLANS = {
     COMPILED_RNN: CAPTURED.with_choice("transforms", "compiled_rnn"),
     RNN_OF_FEW_ROWS: replace(CAPTURED, transforms=("compiled_rnn", "products_of_few_rows")),
     RNN_OF_FEW_ROWS_EARLY: replace(EARLY, transforms=("compiled_rnn", "products_of_few_rows")),
-    RNN_OF_THREE_TF32: replace(
-        CAPTURED, transforms=("compiled_rnn",), options=(("max_autotune_gemm_backends", "ATEN,TRITON,TF32X3"),)
-    ),
     ROLLED_RNN: replace(CAPTURED, scope="rolled").with_choice("transforms", "compiled_rnn"),
     ISOLATED_RNN: CAPTURED.with_choice("transforms", "isolate_rnn"),
     "reduce-overhead": INDUCTOR.with_choice("mode", "reduce-overhead"),

@@ -77,7 +77,7 @@ def test_all_plans_are_within_the_numerics_and_lower_ones_multiply_in_tf32(gpu: 
     assert {name for name in others if name in plans} == (set(others) if allow == "lower-precision" else set())
     rest = "tf32" if allow == "lower-precision" else "native"
     assert {name: plan.precision for name, plan in plans.items()} == {name: others.get(name, rest) for name in plans}
-    assert len(set(plans.values())) == len(plans) == (16 if allow == "lower-precision" else 15)
+    assert len(set(plans.values())) == len(plans) == (18 if allow == "lower-precision" else 17)
     assert gpu.choose_plans(None, plans) == list(plans)
 
 
