@@ -396,6 +396,22 @@ def test_cells_of_many_rows_stay(rows: int, dtype: torch.dtype, is_taken: bool) 
     assert ("gru_cell" not in names) is is_taken
 
 
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
+def test_it_is_proposed_for_rnns_of_few_rows(kind: type[nn.RNNBase]) -> None:
+    """Their products are in the graph only with `compiled_rnn`."""
+    rnn = kind(LENGTH, 16)
+    for rows, is_found in ((128, True), (129, False)):
+        traits = detect_traits(rnn, lambda rows=rows: rnn(draw(2, rows, LENGTH)), Instruments(lambda: None))
+        assert traits[Trait.FEW_ROWS] is is_found
+    model = transform_model(rnn.eval(), ("compiled_rnn",))[0]
+    answer, calls = run(model, x := draw(2, 20, LENGTH))
+    # One of all inputs, and one of the memory for each step. On a CPU an LSTM is one operator.
+    assert len(calls) == (0 if kind is nn.LSTM else 3)
+    torch.testing.assert_close(answer, rnn(x))
+    packed = nn.utils.rnn.pack_sequence([draw(2, LENGTH)])
+    assert not detect_traits(rnn, lambda: rnn(packed), Instruments(lambda: None))[Trait.FEW_ROWS]
+
+
 def test_cells_with_small_weights_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products_of_few_rows, "MIN_BYTES", 1 << 17)
     graph = record(lambda: CELLS["GRU"](draw(3, LENGTH), draw(3, 16)))

@@ -42,7 +42,7 @@ from torchwise.compile.transforms.function_graphs.nodes import (
     writes,
 )
 from torchwise.compile.transforms.function_graphs.product_epilogues import CASTS, VIEWS, Epilogue, find_epilogue
-from torchwise.compile.transforms.function_graphs.recurrent_cells import expand_cells
+from torchwise.compile.transforms.function_graphs.recurrent_cells import expand_cells, has_rnn_of
 from torchwise.compile.transforms.function_graphs.rms_norms import RMSNorm, find_rms_norm
 
 MIN_BYTES = 1 << 17
@@ -119,6 +119,12 @@ def rewrite(graph: Graph) -> int:
         if _is_of_batch(node):
             _write_sum(graph, node)
     return len(groups)
+
+
+@torch.no_grad()
+def has_rnn(graph: Graph) -> bool:
+    """Return whether there are RNNs that would have such products if they were compiled."""
+    return has_rnn_of(graph, _is_large_cell)
 
 
 def _find_groups(places: dict[Node, int], written: Sequence[int]) -> list[list[Product]]:

@@ -17,6 +17,8 @@ from torch.nn import functional
 from torchwise.compile.transforms.function_graphs.nodes import VALUE, add_call, name_of, value_of, writes
 
 GATES = {"gru_cell": 3, "lstm_cell": 4, "rnn_tanh_cell": 1, "rnn_relu_cell": 1}
+RNNS = ("gru", "lstm", "rnn_tanh", "rnn_relu")
+"""All steps of all layers, which `compiled_rnn` makes plain operators of."""
 
 
 def expand_cells(graph: Graph, is_wanted: Callable[[torch.Tensor, torch.Tensor], bool]) -> None:
@@ -39,6 +41,19 @@ def expand_cells(graph: Graph, is_wanted: Callable[[torch.Tensor, torch.Tensor],
             continue
         if all(one is not None and one.dim() == 2 for one in values) and is_wanted(*values[1::2]):  # type: ignore[arg-type]
             _expand(graph, node)
+
+
+def has_rnn_of(graph: Graph, is_wanted: Callable[[torch.Tensor, torch.Tensor], bool]) -> bool:
+    """Return whether a cell of an RNN is wanted, as in `expand_cells`. That of the first layer stands for all."""
+    for node in graph.nodes:
+        if name_of(node) not in RNNS or len(node.args) < 3 or not isinstance(node.args[2], (list, tuple)):
+            continue  # also of a packed sequence, which `compiled_rnn` refuses
+        state, weights = node.args[1:3]
+        memory = value_of(state if isinstance(state, Node) else state[0])
+        weight = value_of(weights[1]) if len(weights) > 1 else None
+        if memory is not None and weight is not None and memory.dim() == 3 and is_wanted(memory[0], weight):
+            return True
+    return False
 
 
 def _expand(graph: Graph, node: Node) -> None:
