@@ -412,6 +412,16 @@ def test_it_is_proposed_for_rnns_of_few_rows(kind: type[nn.RNNBase]) -> None:
     assert not detect_traits(rnn, lambda: rnn(packed), Instruments(lambda: None))[Trait.FEW_ROWS]
 
 
+@pytest.mark.parametrize("change", [Tensor.bfloat16, Tensor.requires_grad_])
+def test_cells_under_autocast_and_with_gradients_stay(change: Callable[[Tensor], Tensor]) -> None:
+    """A GPU's autocast casts cells, and `record` keeps no gradients, so the value is changed by hand."""
+    graph = record(lambda: CELLS["GRU"](draw(3, LENGTH), draw(3, 16)))
+    (node,) = (one for one in graph.nodes if name_of(one) == "gru_cell")
+    node.meta[VALUE] = change(node.meta[VALUE])
+    assert products_of_few_rows.rewrite(graph) == 0
+    assert "gru_cell" in map(name_of, graph.nodes)
+
+
 def test_cells_with_small_weights_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products_of_few_rows, "MIN_BYTES", 1 << 17)
     graph = record(lambda: CELLS["GRU"](draw(3, LENGTH), draw(3, 16)))

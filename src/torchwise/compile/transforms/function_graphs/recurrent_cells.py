@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from torchwise.compile.transforms.function_graphs.nodes import VALUE, add_call, name_of, value_of, writes
 
-GATES = {"gru_cell": 3, "lstm_cell": 4, "rnn_tanh_cell": 1, "rnn_relu_cell": 1}
+CELLS = ("gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell")
 RNNS = ("gru", "lstm", "rnn_tanh", "rnn_relu")
 """All steps of all layers, which `compiled_rnn` makes plain operators of."""
 
@@ -30,16 +30,16 @@ def expand_cells(graph: Graph, is_wanted: Callable[[torch.Tensor, torch.Tensor],
             (gates * hidden, hidden).
     """
     for node in list(graph.nodes):
-        gates = GATES.get(name_of(node))
-        if gates is None or node.kwargs or len(node.args) != 6 or writes(node):
+        if name_of(node) not in CELLS or node.kwargs or len(node.args) != 6 or writes(node):
             continue
         x, state, *weights = node.args
         memory: Any = state if name_of(node) != "lstm_cell" else state[0]
-        values = [value_of(one) for one in (x, memory, *weights[:2])]
-        answers = map(value_of, (node, *node.users))
-        if any(one is not None and one.requires_grad for one in answers):  # PyTorch's keeps less for its gradient
-            continue
-        if all(one is not None and one.dim() == 2 for one in values) and is_wanted(*values[1::2]):  # type: ignore[arg-type]
+        given = [value for one in (x, memory, *weights[:2]) if (value := value_of(one)) is not None]
+        answers = [value for one in (node, *node.users) if (value := value_of(one)) is not None]
+        is_plain = len(given) == 4 and all(one.dim() == 2 for one in given)
+        is_cast = len({one.dtype for one in (*given, *answers)}) != 1  # by autocast
+        # With a gradient PyTorch's own keeps less in memory.
+        if is_plain and not is_cast and not any(one.requires_grad for one in answers) and is_wanted(given[1], given[3]):
             _expand(graph, node)
 
 
