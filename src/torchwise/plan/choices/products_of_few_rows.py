@@ -19,7 +19,7 @@ register(
         devices=("cuda",),
         modes=("inference",),
         required_traits=(Trait.GEMM, Trait.FEW_ROWS),
-        detectors=((Trait.FEW_ROWS, f"{WHERE}:rewrite"), (Trait.FEW_ROWS, f"{WHERE}:has_rnn")),
+        detectors=((Trait.FEW_ROWS, f"{WHERE}:multiplies_few_rows"),),
         requires=(("backend", "inductor"),),
         implies=(("backend", "inductor"),),
         effort="quick",

@@ -122,9 +122,9 @@ def rewrite(graph: Graph) -> int:
 
 
 @torch.no_grad()
-def has_rnn(graph: Graph) -> bool:
-    """Return whether there are RNNs that would have such products if they were compiled."""
-    return has_rnn_of(graph, _is_large_cell)
+def multiplies_few_rows(graph: Graph) -> bool:
+    """Return whether there are such products, or RNNs that would have them if they were compiled."""
+    return has_rnn_of(graph, _is_large_cell) or rewrite(graph) > 0
 
 
 def _find_groups(places: dict[Node, int], written: Sequence[int]) -> list[list[Product]]:
