@@ -276,10 +276,8 @@ class Layers(torch.nn.Module):  # type: ignore[misc,name-defined]
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.cell, self.layers = (
-            torch.nn.GRUCell(5, 256),
-            torch.nn.ModuleList(torch.nn.Linear(256, 256) for _ in range(40)),
-        )
+        self.cell = torch.nn.GRUCell(5, 256)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(256, 256) for _ in range(40))
         self.head = torch.nn.Linear(256, 3)
         self.cuda().eval()
 

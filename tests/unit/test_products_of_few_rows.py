@@ -59,9 +59,8 @@ def make_weights(sizes: tuple[int, ...], dtype: torch.dtype, kept: torch.dtype) 
     drawn = [draw(size, LENGTH, seed=size) for size in sizes]
     if kept is dtype:
         return [one.to(dtype) for one in drawn], []
-    return [(9 * one).to(kept) for one in drawn], [
-        (draw(size, seed=size) / 8).to(dtype) for size in sizes
-    ]  # float16 ends at 65,504
+    scales = [(draw(size, seed=size) / 8).to(dtype) for size in sizes]  # small, as float16 ends at 65,504
+    return [(9 * one).to(kept) for one in drawn], scales
 
 
 def compute_exactly(

@@ -136,7 +136,7 @@ DOT_SIZES = (
     (16, 16, 256, 8, 3),
     (64, 16, 128, 4, 4),
 )
-"""Sizes of forms, for rows in float32."""
+"""Rows, outputs, width, warps and stages of forms, the likeliest first. Rows of 16 bits have twice the width."""
 
 
 def _fit_dot(form: DotForm, work: Work) -> DotForm:
